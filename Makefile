@@ -1,0 +1,49 @@
+# `make demo` and `make test` do all the set-up they need; `make help` lists the rest.
+# ARGS is passed on: make test-unit ARGS="-k changelog -x"
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
+
+.PHONY: help venv lint test test-unit faults bench-throughput bench-recovery demo clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(INSTALLED) ## make .venv and install the pinned versions
+
+$(INSTALLED): pyproject.toml constraints.txt
+	tools/venv.sh .venv
+	@echo "installing what constraints.txt pins; the first time this takes a few minutes"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+lint: venv ## ruff, its formatting, and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src/godwit
+
+test: lint ## lint, then every test but the long ones
+	$(WITH_JAVA) $(BIN)/pytest -m "not long" $(ARGS)
+
+test-unit: venv ## the tests that need no Spark and no Java
+	$(BIN)/pytest -m "not spark and not faults and not long" $(ARGS)
+
+faults: venv ## every test that kills processes, the long ones too
+	$(WITH_JAVA) $(BIN)/pytest -m faults $(ARGS)
+
+bench-throughput: venv ## rows per second and batch latency, beside Spark's own operators
+	$(WITH_JAVA) $(BIN)/python -m benchmarks.throughput $(ARGS)
+
+bench-recovery: venv ## how soon a killed host serves again
+	$(WITH_JAVA) $(BIN)/python -m benchmarks.recovery $(ARGS)
+
+demo: venv ## traffic monitoring with a host killed on the way, checked for exactness
+	$(WITH_JAVA) $(BIN)/python -m godwit.demo $(ARGS)
+
+clean: ## remove caches and build output; .venv stays
+	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf artifacts spark-warehouse metastore_db derby.log
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,205 @@
+"""Every error a user can meet, grouped by what the caller can do about it.
+
+Retry, stop, fix the input, or report a bug: the four branches of the tree say which. Each leaf has a stable code
+and carries the fields that say where it happened (operator, key, lane, batch, ...) and what to do next. Errors cross
+process borders (host to router, Python worker to driver), so they pickle, and they have a JSON form for the wire.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+__all__ = [
+    "BadInput",
+    "Bug",
+    "CheckpointCorrupt",
+    "CheckpointMismatch",
+    "CheckpointUnusable",
+    "CheckpointVersion",
+    "DefinitionError",
+    "Fenced",
+    "GodwitError",
+    "HostUnavailable",
+    "InvariantBroken",
+    "MalformedRequest",
+    "NotEnoughSlots",
+    "NotReplayable",
+    "NullKey",
+    "OutputMismatch",
+    "ProcessorFailed",
+    "ProcessorTimeout",
+    "Retryable",
+    "StaleBatch",
+    "StaleGeneration",
+    "StaleRun",
+    "StateTooLarge",
+    "StateTypeError",
+    "UnsupportedQuery",
+    "WorkLost",
+    "WrongToken",
+]
+
+
+class GodwitError(Exception):
+    """What went wrong, where, and what to do next."""
+
+    code: ClassVar[str] = "GODWIT"
+
+    def __init__(self, message: str, *, todo: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.todo = todo
+        self.fields = {name: value for name, value in fields.items() if value is not None}
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{name}={value}" for name, value in self.fields.items())
+        text = f"[{self.code}] {self.message}"
+        if where:
+            text += f" ({where})"
+        if self.todo:
+            text += f". {self.todo}"
+        return text
+
+    def at(self, **fields: Any) -> Self:
+        """Add what an outer layer knows (operator, key, lane, batch); what is already known stays."""
+        self.fields = {name: value for name, value in fields.items() if value is not None} | self.fields
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.code, self.message, self.todo, self.fields)
+
+    def to_json(self) -> str:
+        fields = {name: _plain(value) for name, value in self.fields.items()}
+        return json.dumps({"code": self.code, "message": self.message, "todo": self.todo, "fields": fields})
+
+
+class Retryable(GodwitError):
+    """Trying again may work; Spark retries the task."""
+
+
+class Fenced(GodwitError):
+    """A newer owner exists: stop, do not retry."""
+
+
+class BadInput(GodwitError):
+    """The caller has to change something first."""
+
+
+class Bug(GodwitError):
+    """Godwit broke one of its own rules: report it with the whole message."""
+
+
+class HostUnavailable(Retryable):
+    code = "GODWIT-HOST-UNAVAILABLE"
+
+
+class WorkLost(Retryable):
+    code = "GODWIT-WORK-LOST"
+
+
+class StaleRun(Fenced):
+    code = "GODWIT-STALE-RUN"
+
+
+class StaleBatch(Fenced):
+    code = "GODWIT-STALE-BATCH"
+
+
+class StaleGeneration(Fenced):
+    code = "GODWIT-STALE-GENERATION"
+
+
+class DefinitionError(BadInput):
+    code = "GODWIT-DEFINITION"
+
+
+class UnsupportedQuery(BadInput):
+    code = "GODWIT-UNSUPPORTED-QUERY"
+
+
+class NullKey(BadInput):
+    code = "GODWIT-NULL-KEY"
+
+
+class NotReplayable(BadInput):
+    code = "GODWIT-NOT-REPLAYABLE"
+
+
+class OutputMismatch(BadInput):
+    code = "GODWIT-OUTPUT-MISMATCH"
+
+
+class StateTypeError(BadInput):
+    code = "GODWIT-STATE-TYPE"
+
+
+class StateTooLarge(BadInput):
+    code = "GODWIT-STATE-TOO-LARGE"
+
+
+class ProcessorFailed(BadInput):
+    code = "GODWIT-PROCESSOR-FAILED"
+
+
+class ProcessorTimeout(BadInput):
+    code = "GODWIT-PROCESSOR-TIMEOUT"
+
+
+class CheckpointMismatch(BadInput):
+    code = "GODWIT-CHECKPOINT-MISMATCH"
+
+
+class CheckpointCorrupt(BadInput):
+    code = "GODWIT-CHECKPOINT-CORRUPT"
+
+
+class CheckpointUnusable(BadInput):
+    code = "GODWIT-CHECKPOINT-UNUSABLE"
+
+
+class CheckpointVersion(BadInput):
+    code = "GODWIT-CHECKPOINT-VERSION"
+
+
+class NotEnoughSlots(BadInput):
+    code = "GODWIT-NOT-ENOUGH-SLOTS"
+
+
+class WrongToken(BadInput):
+    code = "GODWIT-WRONG-TOKEN"
+
+
+class MalformedRequest(BadInput):
+    code = "GODWIT-MALFORMED-REQUEST"
+
+
+class InvariantBroken(Bug):
+    code = "GODWIT-INVARIANT-BROKEN"
+
+
+def _leaves(root: type[GodwitError]) -> dict[str, type[GodwitError]]:
+    found = {root.code: root} if "code" in root.__dict__ else {}
+    for child in root.__subclasses__():
+        found |= _leaves(child)
+    return found
+
+
+CODES: Mapping[str, type[GodwitError]] = _leaves(GodwitError)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+def _rebuild(code: str, message: str, todo: str, fields: dict[str, Any]) -> GodwitError:
+    error = CODES.get(code, Bug)(message, todo=todo)
+    error.fields = dict(fields)
+    return error
+
+
+def from_json(text: str) -> GodwitError:
+    """The error that `to_json` wrote, possibly in another process."""
+    data = json.loads(text)
+    return _rebuild(data["code"], data["message"], data["todo"], data["fields"])

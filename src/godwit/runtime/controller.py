@@ -1,0 +1,120 @@
+"""The controller's side of the wire: hosts register with it, take operator definitions from it, and ask whether a run is the newest.
+
+It holds no state that cannot be found again in the checkpoint or asked of Spark; the data path goes on while it is away.
+What a run is, only Spark knows: that question is handed to the callbacks given here.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from godwit.errors import GodwitError, from_json
+from godwit.runtime.spec import Operator
+from godwit.transport.flight import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A host as it last announced itself."""
+
+    host: str
+    generation: int
+    address: str
+    pid: int
+    load_s: float
+    at_s: float
+
+
+class Controller:
+    def __init__(
+        self,
+        bind: str,
+        token: str,
+        admit: Callable[[dict[str, Any]], None],
+        active_scopes: Callable[[], list[str]],
+    ) -> None:
+        self._operators: dict[str, Operator] = {}
+        self._hosts: dict[str, Registered] = {}
+        self._failures: dict[str, GodwitError] = {}
+        self._changed = threading.Condition()
+        self._admit = admit
+        self._active_scopes = active_scopes
+        actions = {
+            "register": self._action_register,
+            "failed": self._action_failed,
+            "definitions": self._action_definitions,
+            "admit": self._action_admit,
+            "active_scopes": lambda _: {"scopes": self._active_scopes()},
+        }
+        self._service = Service(bind, token, actions)
+        self.address = f"{bind}:{self._service.port}"
+
+    # -- what the driver does ----------------------------------------------------------------------------------------
+
+    def add(self, operator: Operator) -> None:
+        with self._changed:
+            self._operators[operator.spec.name] = operator
+
+    def remove(self, name: str) -> None:
+        with self._changed:
+            self._operators.pop(name, None)
+
+    def hosts(self) -> dict[str, Registered]:
+        with self._changed:
+            return dict(self._hosts)
+
+    def failure(self, host: str) -> GodwitError | None:
+        with self._changed:
+            return self._failures.get(host)
+
+    def wait_hosts(self, names: list[str], timeout_s: float) -> list[str]:
+        """Wait until all are registered; gives the names of those that are not. A host's own error is raised."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                for name in names:
+                    if name in self._failures:
+                        raise self._failures[name]
+                missing = [name for name in names if name not in self._hosts]
+                left_s = deadline - time.monotonic()
+                if not missing or left_s <= 0:
+                    return missing
+                self._changed.wait(left_s)
+
+    def close(self) -> None:
+        self._service.stop(2.0)
+
+    # -- what hosts ask ----------------------------------------------------------------------------------------------
+
+    def _action_register(self, request: dict[str, Any]) -> dict[str, Any]:
+        names = ("host", "generation", "address", "pid", "load_s")
+        registered = Registered(*(request[name] for name in names), time.monotonic())
+        with self._changed:
+            self._hosts[registered.host] = registered
+            self._failures.pop(registered.host, None)
+            self._changed.notify_all()
+        return {}
+
+    def _action_failed(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._changed:
+            self._failures[request["host"]] = from_json(request["error"])
+            self._changed.notify_all()
+        return {}
+
+    def _action_definitions(self, _: dict[str, Any]) -> dict[str, Any]:
+        with self._changed:
+            return {"operators": [operator_json(operator) for operator in self._operators.values()]}
+
+    def _action_admit(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._admit(request)
+        return {}
+
+
+def operator_json(operator: Operator) -> dict[str, Any]:
+    """An operator as hosts take it."""
+    return {"spec": operator.spec.to_dict(), "adapter": base64.b64encode(operator.adapter).decode()}

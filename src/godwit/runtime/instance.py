@@ -1,0 +1,424 @@
+"""An operator's share on one host: decides what a request means, applies it whole or not at all, remembers what it gave back.
+
+Everything that must be durable leaves as parts for the changelog, returned together with the answer; the host writes them
+before it answers. No threads, sockets, files or clock here: the host holds the lock and tells the time. Follows DESIGN 4: the
+ledger of the batch in progress, commit proven by the next batch, timers fired between two batches.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import (
+    CheckpointMismatch,
+    DefinitionError,
+    GodwitError,
+    InvariantBroken,
+    NotReplayable,
+    ProcessorFailed,
+    StaleBatch,
+    StaleRun,
+)
+from godwit.model.progress import BatchRef, Progress, Verdict
+from godwit.model.watermark import Watermark
+from godwit.runtime.grouping import group_by_key
+from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
+from godwit.runtime.spec import OperatorSpec, schema_text
+from godwit.state.changes import changes_schema
+from godwit.state.keys import KeyCodec
+from godwit.state.ledger import ROW, TIMER_ROW, Entry, Ledger, with_rows
+from godwit.state.tables import KeyedState
+
+Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
+Admit = Callable[
+    [BatchRef, int, bool], None
+]  # asks whether a run not seen before is the newest: request, last batch, fresh
+
+
+@dataclass(slots=True)
+class Counters:
+    """What `status()` shows of an instance."""
+
+    rows: int = 0
+    outputs: int = 0
+    replayed: int = 0
+    late: int = 0
+    timers_fired: int = 0
+    busy_s: float = 0.0
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=20))  # (batch began at ms, rows so far)
+
+    def rate(self) -> float:
+        """Rows a second over the last batches."""
+        if len(self.recent) < 2 or self.recent[-1][0] == self.recent[0][0]:
+            return 0.0
+        (began_ms, before), (ended_ms, after) = self.recent[0], self.recent[-1]
+        return (after - before) * 1000 / (ended_ms - began_ms)
+
+
+@dataclass(slots=True)
+class Work:
+    """Outputs to send back (with the row column) and parts to make durable first."""
+
+    outputs: list[pa.RecordBatch] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+
+class Instance:
+    def __init__(self, name: str, spec: OperatorSpec, state: KeyedState, key_codec: KeyCodec) -> None:
+        self.name = name
+        self.spec = spec
+        self.key_codec = key_codec
+        self.state = state
+        self.ledger = Ledger(spec.output_schema)
+        self.progress = Progress()
+        self.opened = True
+        self.watermark = Watermark(spec.delay_ms, spec.watermark_policy)
+        self.times = Times(0, 0)
+        self.counters = Counters()
+        self.adapter: Adapter | None = None
+        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
+
+    # -- definition and recovery -------------------------------------------------------------------------------------
+
+    def attach(self, spec: OperatorSpec, adapter: Adapter) -> None:
+        """Give the instance its code. Definitions may gain variables over the one the state was made with."""
+        self.redefine(spec)
+        adapter.open(self.state)
+        self.adapter = adapter
+
+    def redefine(self, spec: OperatorSpec) -> None:
+        """A later definition of the same state, with or without its code."""
+        spec.check_fits(self.spec)
+        self.state.extend(spec.variables[len(self.spec.variables) :])
+        self.spec = spec
+        self.watermark.delay_ms, self.watermark.policy = spec.delay_ms, spec.watermark_policy
+
+    def define_part(self) -> Part:
+        schema = changes_schema(self.key_codec)
+        info = {"kind": "define", "op": self.name, "schema": schema_text(schema), "spec": self.spec.to_dict()}
+        return info, b""
+
+    def mark_part(self) -> Part:
+        info = {
+            "kind": "mark",
+            "op": self.name,
+            "batch": self.progress.batch,
+            "progress": self.progress.to_dict(),
+            "watermark": self.watermark.to_dict(),
+            "processing_ms": self.times.processing_ms,
+            "late": self.counters.late,
+        }
+        return info, b""
+
+    def recover_mark(self, info: Mapping[str, Any]) -> None:
+        self._recover_batch(info["batch"])
+        self.progress = Progress.from_dict(info["progress"])
+        self.watermark.restore(info["watermark"])
+        self.counters.late = info["late"]
+        self.times = self._times(info["processing_ms"])
+
+    def recover_state(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
+        self._recover_batch(info["batch"])
+        self.state.replay(batch)
+
+    def recover_ledger(self, info: Mapping[str, Any], body: memoryview) -> None:
+        self._recover_batch(info["batch"])
+        if "finished" in info:
+            self._finished(info)
+            return
+        self.ledger.record(info["lane"], Entry.from_part(info, memoryview(bytes(body)), self.spec.output_schema))
+
+    def _recover_batch(self, batch: int) -> None:
+        """Any part of a later batch shows that the one before is committed; snapshots keep only the last mark of a batch."""
+        if batch > self.progress.batch:
+            self.state.settle()
+            self.ledger.clear()
+            self.progress = self.progress.advance(batch)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def open(self, request: BatchRef, lane: str, now_ms: int, admit: Admit) -> Work:
+        """A lane begins a batch here. The first lane of a new batch settles the one before and carries its timers' outputs."""
+        verdict = self.progress.judge(request)
+        if verdict is Verdict.UNKNOWN_RUN:
+            self._admit(request, admit)
+            verdict = self.progress.judge(request)
+        self._refuse(verdict, request, lane)
+        if verdict is not Verdict.SAME:
+            self._next_batch(request)
+        return Work(self.ledger.timer_outputs(lane)) if self.opened else self._open(lane, now_ms)
+
+    def _admit(self, request: BatchRef, admit: Admit) -> None:
+        admit(request, self.progress.batch, self.progress.query is None)
+        if request.batch < self.progress.batch:
+            raise CheckpointMismatch(
+                f"Spark starts again at batch {request.batch}, but this state already holds batch {self.progress.batch}: "
+                "Spark's checkpoint is older than Godwit's",
+                todo="Restore both checkpoints from the same copy",
+                operator=self.spec.name,
+            )
+        self.progress = self.progress.admit(request)
+
+    def _refuse(self, verdict: Verdict, request: BatchRef, lane: str) -> None:
+        where = {"operator": self.spec.name, "batch": request.batch, "lane": lane}
+        match verdict:
+            case Verdict.OTHER_QUERY:
+                raise CheckpointMismatch(
+                    f"this state belongs to query {self.progress.query}, not to query {request.query}: Spark's checkpoint is "
+                    "missing or another one",
+                    todo="Start the query with the checkpointLocation it had, or use a fresh checkpoint directory for both",
+                    **where,
+                )
+            case Verdict.STALE_RUN:
+                raise StaleRun(f"run {request.run} was replaced by run {self.progress.run}", **where)
+            case Verdict.STALE_BATCH:
+                raise StaleBatch(f"batch {self.progress.batch} has begun, so this one is committed", **where)
+            case Verdict.UNKNOWN_RUN:
+                raise InvariantBroken("a run was admitted and is still unknown", **where)
+            case Verdict.SAME | Verdict.NEXT | Verdict.SKIPPED:
+                return
+
+    def _next_batch(self, request: BatchRef) -> None:
+        """The batch before is committed: forget how to answer for it. Stays so even if a timer's code then throws."""
+        self.state.settle()
+        self.ledger.clear()
+        self.progress = self.progress.advance(request.batch)
+        self.opened = False
+
+    def _open(self, lane: str, now_ms: int) -> Work:
+        work = self._fire(self.watermark.eviction if self.spec.time_mode == "eventTime" else now_ms, lane, now_ms)
+        self.watermark.next_batch()
+        self.times = self._times(now_ms)
+        self.opened = True
+        self.counters.recent.append((now_ms, self.counters.rows))
+        work.parts.insert(0, self.mark_part())
+        return work
+
+    def _times(self, now_ms: int) -> Times:
+        return Times(now_ms, self.watermark.eviction)
+
+    def _fire(self, due_ms: int, lane: str, now_ms: int) -> Work:
+        """Timers that are due after the rows of the batch before, which is complete: as Spark fires them at its end."""
+        self.state.now_ms = now_ms
+        self.state.expire_ttl(now_ms)
+        timers = [] if self.spec.time_mode == "none" else self.state.due(due_ms)
+        work = Work()
+        if timers:
+            outputs = self._call(lambda adapter: adapter.expire(timers, Times(now_ms, self.watermark.eviction)))
+            times = np.array([expiry for expiry, _ in timers], np.int64)
+            tagged = _tagged(outputs, TIMER_ROW + times[outputs.row_index])
+            self._record(work, lane, _NO_ROWS, _NO_ROWS, tagged)
+            self.counters.timers_fired += len(timers)
+        else:
+            self._log_changes(work)
+        return work
+
+    def apply(self, request: BatchRef, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index) -> Work:
+        """Rows of a lane, ascending by index. Rows applied before are answered from the ledger, the others are applied."""
+        self._check_current(request, lane)
+        unseen = self.ledger.unseen(lane, row_index, hashes)
+        work = Work()
+        if unseen is not None:
+            work.outputs = self.ledger.recorded(lane, row_index[~unseen])
+            self.counters.replayed += int((~unseen).sum())
+            batch, row_index, hashes = batch.filter(pa.array(unseen)), row_index[unseen], hashes[unseen]
+        if len(row_index):
+            self._apply_unseen(work, lane, batch, row_index, hashes)
+        return work
+
+    def _check_current(self, request: BatchRef, lane: str) -> None:
+        verdict = self.progress.judge(request)
+        if verdict is not Verdict.SAME:
+            self._refuse(verdict, request, lane)
+            raise InvariantBroken("rows came before their batch was opened", operator=self.spec.name, lane=lane)
+
+    def _apply_unseen(self, work: Work, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index) -> None:
+        kept, kept_index = self._without_late(batch, row_index)
+        if len(kept_index) < len(row_index):
+            self.counters.late += len(row_index) - len(kept_index)
+            work.parts.append(self.mark_part())
+        self.state.now_ms = self.times.processing_ms
+        if len(kept_index):
+            rows = group_by_key(kept, kept_index, self.key_codec)
+            outputs = self._call(lambda adapter: adapter.process(rows, self.times))
+            tagged = _tagged(outputs, outputs.row_index)
+        else:
+            tagged = _empty(self.spec.output_schema)
+        self._record(work, lane, row_index, hashes, tagged)
+        self.counters.rows += len(row_index)
+
+    def _without_late(self, batch: pa.RecordBatch, row_index: Index) -> tuple[pa.RecordBatch, Index]:
+        """As Spark does, rows at or before the watermark of the batch before are not processed; here they are counted."""
+        if self.spec.time_mode != "eventTime" or self.spec.event_time is None:
+            return batch, row_index
+        event_ms = event_times_ms(batch, self.spec.event_time)
+        late = event_ms <= self.watermark.late - self.spec.lateness_ms
+        if not late.any():
+            return batch, row_index
+        return batch.filter(pa.array(~late)), row_index[~late]
+
+    def _call(self, call: Callable[[Adapter], Outputs]) -> Outputs:
+        """Run user code on the staged state; whatever it throws leaves the state as it was."""
+        if self.adapter is None:
+            raise DefinitionError(
+                "the operator has not been defined since this flock was opened",
+                todo="Call flock.transformWithState (or process) for it before the query starts",
+                operator=self.spec.name,
+            )
+        try:
+            with self.guard():
+                return call(self.adapter)
+        except GodwitError as error:
+            self.state.rollback()
+            raise error.at(operator=self.spec.name, batch=self.progress.batch)
+        except Exception as error:
+            self.state.rollback()
+            key = self.adapter.current_key
+            raise ProcessorFailed(
+                f"the processor threw {type(error).__name__}: {error}",
+                todo="The batch fails and state is as before; fix the processor or the row and start the query again",
+                operator=self.spec.name,
+                key=None if key is None else self.key_codec.public(key),
+                batch=self.progress.batch,
+                trace="".join(traceback.format_exception(error)[-6:]),
+            ) from error
+        except BaseException:
+            self.state.rollback()
+            raise
+
+    def _record(self, work: Work, lane: str, rows: Index, hashes: Index, outputs: pa.RecordBatch) -> None:
+        entry = Entry(rows, hashes, outputs)
+        self._log_changes(work)
+        self.ledger.record(lane, entry)
+        work.parts.append(entry.part(self.name, self.progress.batch, lane))
+        if len(outputs):
+            work.outputs.append(outputs)
+        self.counters.outputs += len(outputs)
+
+    def _log_changes(self, work: Work) -> None:
+        changes = self.state.commit()
+        if len(changes):
+            info = {"kind": "state", "op": self.name, "batch": self.progress.batch}
+            work.parts.append((info, changes.to_batch(self.key_codec).serialize()))
+
+    def finish(self, request: BatchRef, lane: str, row_count: int, event_max_ms: int | None) -> Work:
+        """The lane has sent all its rows; its event time counts from the next batch on."""
+        self._check_current(request, lane)
+        before = self.ledger.finished.get(lane)
+        if before is not None and before != row_count:
+            raise NotReplayable(
+                f"this partition of the batch had {before} rows before and has {row_count} now, so rows cannot be told apart",
+                todo="Use a source that cuts a batch into the same partitions whenever it is read, or keep their number",
+                operator=self.spec.name,
+                batch=request.batch,
+                lane=lane,
+            )
+        if before is not None:
+            return Work()
+        info = {"kind": "ledger", "op": self.name, "batch": request.batch, "lane": lane}
+        info |= {"finished": row_count, "event_max_ms": event_max_ms}
+        self._finished(info)
+        return Work(parts=[(info, b"")])
+
+    def _finished(self, info: Mapping[str, Any]) -> None:
+        self.ledger.finished[info["lane"]] = info["finished"]
+        self.watermark.report(info["lane"], info["event_max_ms"])
+
+    def initialise(self, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index) -> Work:
+        """Rows of the initial state, before any batch; given again after a failure, they change nothing twice."""
+        if self.progress.query is not None:
+            raise DefinitionError(
+                "initial state was given to an operator that has already processed batches",
+                todo="Drop initialState: it was taken up when the operator was new",
+                operator=self.spec.name,
+            )
+        unseen = self.ledger.unseen(lane, row_index, hashes)
+        if unseen is not None:
+            batch, row_index, hashes = batch.filter(pa.array(unseen)), row_index[unseen], hashes[unseen]
+        work = Work()
+        if len(row_index):
+            rows = group_by_key(batch, row_index, self.key_codec)
+            self._call(lambda adapter: _initialise(adapter, rows, self.times, self.spec.output_schema))
+            self._record(work, lane, row_index, hashes, _empty(self.spec.output_schema))
+        return work
+
+    def timers_due(self, now_ms: int) -> bool:
+        """Whether a further batch would fire a timer."""
+        upcoming = self.state.next_timer_ms()
+        if self.spec.time_mode == "none" or upcoming is None:
+            return False
+        return upcoming <= (self.watermark.upcoming() if self.spec.time_mode == "eventTime" else now_ms)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the instance is, for errors about it."""
+        key = None if self.adapter is None else self.adapter.current_key
+        return {
+            "operator": self.spec.name,
+            "key": None if key is None else self.key_codec.public(key),
+            "batch": self.progress.batch,
+        }
+
+    def status(self) -> dict[str, Any]:
+        counters = self.counters
+        return {
+            "operator": self.spec.name,
+            "instance": self.name,
+            "keys": self.state.key_count,
+            "bytes": self.state.bytes_estimate,
+            "batch": self.progress.batch,
+            "query": self.progress.query,
+            "watermark_ms": self.watermark.eviction,
+            "rows": counters.rows,
+            "outputs": counters.outputs,
+            "replayed": counters.replayed,
+            "late": counters.late,
+            "timers_fired": counters.timers_fired,
+            "busy_s": counters.busy_s,
+            "rows_per_second": counters.rate(),
+            "touched_ms": self.times.processing_ms,
+        }
+
+    def close(self) -> None:
+        if self.adapter is not None:
+            self.adapter.close()
+            self.adapter = None
+
+
+def event_times_ms(batch: pa.RecordBatch, column: str) -> Index:
+    """Event times in milliseconds; a row without one is never late, as in Spark."""
+    times = batch.column(batch.schema.get_field_index(column))
+    micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(_END_OF_TIME)
+    millis: Index = micros.to_numpy(zero_copy_only=False) // 1000
+    return millis
+
+
+def _initialise(adapter: Adapter, rows: Rows, times: Times, output_schema: pa.Schema) -> Outputs:
+    adapter.initialise(rows, times)
+    return Outputs(_empty(output_schema), _NO_ROWS)
+
+
+def _tagged(outputs: Outputs, row: Index) -> pa.RecordBatch:
+    """Outputs with the row column in front, in row order."""
+    batch = outputs.batch
+    if len(row) > 1 and (np.diff(row) < 0).any():
+        order = np.argsort(row, kind="stable")
+        batch, row = batch.take(pa.array(order)), row[order]
+    return pa.RecordBatch.from_arrays([pa.array(row, pa.int64()), *batch.columns], schema=with_rows(batch.schema))
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    wide = with_rows(schema)
+    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in wide], schema=wide)
+
+
+_NO_ROWS: Index = np.empty(0, np.int64)
+_END_OF_TIME = 2**62
+__all__ = ["ROW", "Admit", "Counters", "Instance", "Part", "Work", "event_times_ms"]

@@ -1,0 +1,388 @@
+"""The native processor: user code called once for many keys, with state as numpy columns.
+
+Decides how typed state becomes columns and goes back (one gather, one scatter per call), and how a native
+processor is bound to an input, opened on a host, given rows and timers. It must not know of lanes, batches,
+ledgers or files, nor of Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from godwit.errors import DefinitionError, OutputMismatch, ProcessorFailed, StateTypeError
+from godwit.runtime.rows import Index, Outputs, Rows, Times, no_outputs
+from godwit.state.codec import compile_codec
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.tables import KeyedState
+from godwit.state.variables import Variable
+
+Array: TypeAlias = npt.NDArray[Any]
+Columns: TypeAlias = dict[str, Array]
+Fields: TypeAlias = Mapping[str, pa.DataType] | pa.Schema
+
+STATE: Final = "state"  # the variable that holds the fields of `Processor.state`
+_NO_FIELDS: Final[Fields] = MappingProxyType({})
+
+
+def column(batch: pa.RecordBatch, name: str, fill: Any = None) -> Array:
+    """A column as numpy: timestamps as microseconds, dates as days. Nulls need a `fill`, or are refused."""
+    if name not in batch.schema.names:
+        raise ProcessorFailed(f"the input has no column {name!r}", todo=f"It has {', '.join(batch.schema.names)}")
+    values, valid = values_of(batch.column(name))
+    if valid is not None:
+        if fill is None:
+            raise ProcessorFailed(f"column {name!r} holds nulls", todo="Give `fill`, or filter them out before")
+        values = np.where(valid, values, fill)
+    return values
+
+
+def values_of(array: pa.Array[Any]) -> tuple[Array, npt.NDArray[np.bool_] | None]:
+    """The values of an array, anything where it is null, and which are not null (None: all)."""
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        array = array.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
+    elif pa.types.is_date32(kind):
+        array = array.cast(pa.int32())
+    if not array.null_count:
+        return array.to_numpy(zero_copy_only=False), None
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_boolean(kind):
+        array = array.fill_null(False)
+    elif pa.types.is_primitive(array.type):
+        array = array.fill_null(0)
+    return array.to_numpy(zero_copy_only=False), valid
+
+
+def running_sum(rows: Rows, values: Array, start: Array) -> Array:
+    """For each row, its key's `start` plus the key's values up to and with this row.
+
+    Adds strictly left to right, so that floating-point totals do not depend on how rows were cut into chunks.
+    Keys go together by the power of two above their number of rows: few numpy calls whatever the skew, and
+    at most half of the work is padding.
+    """
+    ordered = np.asarray(values)[rows.order]
+    totals = np.empty(len(rows), np.result_type(ordered, start))
+    width_class = np.frexp(rows.counts - 0.5)[1]
+    for each in np.unique(width_class):
+        members = np.flatnonzero(width_class == each)
+        steps = np.arange(rows.counts[members].max())
+        used = steps < rows.counts[members, None]
+        at = (rows.bounds[members, None] + steps)[used]
+        grid = np.zeros((len(members), len(steps) + 1), totals.dtype)
+        grid[:, 0] = start[members]
+        grid[:, 1:][used] = ordered[at]
+        totals[at] = np.add.accumulate(grid, axis=1)[:, 1:][used]
+    result = np.empty_like(totals)
+    result[rows.order] = totals
+    return result
+
+
+def zeros(count: int, dtype: np.dtype[Any]) -> Array:
+    """What fields hold before anything is written: zero, or None if they are objects."""
+    return np.full(count, None) if dtype.hasobject else np.zeros(count, dtype)
+
+
+class Packer:
+    """Payloads of one schema to columns and back. A missing one reads as zeros, None where width varies."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._codec = compile_codec(schema)
+        self.fixed = self._codec.dtype is not None
+        self.dtypes = {field.name: _numpy_type(field.type, self.fixed) for field in schema}
+        self._zero = b"" if self._codec.dtype is None else bytes(self._codec.dtype.itemsize)
+
+    def zeros(self, count: int) -> Columns:
+        return {name: zeros(count, dtype) for name, dtype in self.dtypes.items()}
+
+    def unpack(self, payloads: Sequence[bytes | None]) -> Columns:
+        if self._codec.dtype is None:
+            return self._unpack_each(payloads)
+        try:
+            data = b"".join(cast(Sequence[bytes], payloads))  # the common case, all present, is one call
+        except TypeError:
+            data = b"".join([self._zero if payload is None else payload for payload in payloads])
+        records = np.frombuffer(data, self._codec.dtype)
+        return {name: records[name].astype(dtype) for name, dtype in self.dtypes.items()}
+
+    def pack(self, columns: Columns, count: int) -> list[bytes]:
+        dtype = self._codec.dtype
+        if dtype is None:
+            encode = self._codec.encode
+            return [encode(values) for values in zip(*[columns[name].tolist() for name in self.dtypes], strict=True)]
+        records = np.zeros(count, dtype)
+        for name in self.dtypes:
+            records[name] = columns[name]
+        return cast(list[bytes], records.view(f"V{dtype.itemsize}").tolist())
+
+    def _unpack_each(self, payloads: Sequence[bytes | None]) -> Columns:
+        columns = self.zeros(len(payloads))
+        present = [i for i, payload in enumerate(payloads) if payload is not None]
+        values = zip(*[self._codec.decode(p) for p in payloads if p is not None], strict=True)
+        for cells, (name, dtype) in zip(values, self.dtypes.items(), strict=False):
+            columns[name][present] = np.fromiter(cells, dtype, len(present))
+        return columns
+
+
+def _numpy_type(kind: pa.DataType, fixed: bool) -> np.dtype[Any]:
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    if fixed and pa.types.is_date32(kind):
+        return np.dtype(np.int32)
+    return np.dtype(np.int64) if fixed and pa.types.is_timestamp(kind) else np.dtype(object)
+
+
+class States:
+    """State of the keys at hand: a column per field, aligned with `keys`; changed in place or assigned."""
+
+    def __init__(self, keys: list[Key], keyed: KeyedState, packer: Packer | None) -> None:
+        self.keys = keys
+        self.keyed = keyed
+        self._packer = packer
+        self._loaded: list[bytes | None] | None = None
+        self._columns: Columns = {}
+        self._gone = np.zeros(len(keys), np.bool_)
+
+    def __getitem__(self, field: str) -> Array:
+        columns = self._load()
+        if field not in columns:
+            raise ProcessorFailed(f"no state field {field!r} is declared", todo=f"Declared: {', '.join(columns)}")
+        return columns[field]
+
+    def __setitem__(self, field: str, values: npt.ArrayLike) -> None:
+        target, given = self[field], np.asarray(values)
+        if given is target:
+            return
+        if given.shape not in ((), target.shape):
+            raise StateTypeError(f"{len(self.keys)} keys, but values of shape {given.shape}", field=field)
+        fits = np.can_cast(given.dtype, target.dtype, "same_kind")
+        if not fits or (target.dtype.kind in "iu" and (given.astype(target.dtype) != given).any()):
+            raise StateTypeError("the values do not fit", field=field, expected=target.dtype, given=given.dtype)
+        target[...] = given
+
+    @property
+    def is_new(self) -> npt.NDArray[np.bool_]:
+        """Which keys had no state before this call."""
+        self._load()
+        return np.fromiter((payload is None for payload in self._loaded or ()), np.bool_, len(self.keys))
+
+    def remove(self, where: npt.ArrayLike | slice = slice(None)) -> None:
+        """Forget all state of these keys (a mask, positions or a slice); their timers stay."""
+        self._gone[self._positions(where)] = True
+
+    def set_timer(self, where: npt.ArrayLike | slice, expiry_ms: npt.ArrayLike) -> None:
+        """A timer for each of these keys, all at one time or each at its own; one in the past fires next."""
+        for key, expiry in self._each(where, expiry_ms):
+            self.keyed.timer_put(key, expiry)
+
+    def delete_timer(self, where: npt.ArrayLike | slice, expiry_ms: npt.ArrayLike) -> None:
+        for key, expiry in self._each(where, expiry_ms):
+            self.keyed.timer_remove(key, expiry)
+
+    def timers(self, position: int) -> list[int]:
+        """When the timers of this key fire, in order."""
+        return self.keyed.timer_list(self.keys[position])
+
+    def flush(self, variables: Sequence[Variable], keep_new: bool) -> None:
+        """Write what changed. `keep_new`: a key met for the first time is kept even if its state is zero."""
+        if self._loaded is not None and self._packer is not None:
+            packed = self._packer.pack(self._columns, len(self.keys))
+            before = self._loaded
+            if not keep_new:
+                zero = self._packer.pack(self._packer.zeros(1), 1)[0]
+                before = [zero if payload is None else payload for payload in before]
+            changed = [i for i, (new, old) in enumerate(zip(packed, before, strict=True)) if new != old]
+            if self._gone.any():
+                changed = [i for i in changed if not self._gone[i]]
+            if len(changed) == len(packed):
+                self.keyed.value_put_many(0, self.keys, packed)
+            elif changed:
+                self.keyed.value_put_many(0, [self.keys[i] for i in changed], [packed[i] for i in changed])
+        for position in np.flatnonzero(self._gone).tolist():
+            _clear(self.keyed, variables, self.keys[position])
+
+    def _load(self) -> Columns:
+        if self._loaded is None and self._packer is not None:
+            self._loaded = self.keyed.value_get_many(0, self.keys)
+            self._columns = self._packer.unpack(self._loaded)
+        return self._columns
+
+    def _positions(self, where: npt.ArrayLike | slice) -> Index:
+        every = np.arange(len(self.keys))
+        return every[where] if isinstance(where, slice) else every[np.asarray(where)]
+
+    def _each(self, where: npt.ArrayLike | slice, expiry_ms: npt.ArrayLike) -> list[tuple[Key, int]]:
+        positions = self._positions(where)
+        expiries = np.broadcast_to(np.asarray(expiry_ms, np.int64), positions.shape)
+        keys = self.keys
+        return [(keys[p], expiry) for p, expiry in zip(positions.tolist(), expiries.tolist(), strict=True)]
+
+
+def _clear(keyed: KeyedState, variables: Sequence[Variable], key: Key) -> None:
+    clear = {"value": keyed.value_clear, "list": keyed.list_clear, "map": keyed.map_clear}
+    for var, variable in enumerate(variables):
+        clear[variable.kind](var, key)
+
+
+class Timers(Rows):
+    """Timers that are due, as rows: `batch` is the key columns, `keys` has a key once whatever its timers."""
+
+    def __init__(self, batch: pa.RecordBatch, keys: list[Key], codes: npt.NDArray[np.int32], expiry_ms: Index) -> None:
+        super().__init__(batch, np.arange(len(codes)), keys, codes)
+        self.expiry_ms = expiry_ms
+
+
+class Processor:
+    """Base of native processors. Declare `state` and `output_schema` (or infer it in `bind`); write `process`."""
+
+    state: Fields = _NO_FIELDS
+    """Fields of a key's state by name. Fixed-width types are fastest; others come as object columns."""
+    output_schema: pa.Schema | None = None
+    more_variables: tuple[Variable, ...] = ()
+    """List and map variables beside `state`, reached through `States.keyed`, numbered after it."""
+    time_column: str | None = None
+    """The event-time column this processor works by, if any."""
+    allowed_lateness_ms: int = 0
+    """How far behind the watermark a row may be and still reach `process`."""
+    keeps_new: bool = True
+    """Whether a key has state from its first row on, even while that is all zero."""
+    late_rows: int = 0
+    """Rows that this processor itself left out as too late, since it was opened on this host."""
+
+    def bind(self, input_schema: pa.Schema, key_names: Sequence[str]) -> pa.Schema:
+        """Check the definition against the input, on the driver; the output schema. Override to infer it."""
+        if self.output_schema is None:
+            raise DefinitionError(f"{type(self).__name__} has no output_schema", todo="Set it to a pyarrow schema")
+        return self.output_schema
+
+    def open(self) -> None:
+        """Called once on a host before anything else."""
+
+    def process(self, rows: Rows, state: States, times: Times) -> Outputs | None:
+        raise NotImplementedError
+
+    def on_timer(self, timers: Timers, state: States, times: Times) -> Outputs | None:
+        raise ProcessorFailed(f"{type(self).__name__} sets timers but has no on_timer")
+
+    def initialise(self, rows: Rows, state: States, times: Times) -> None:
+        raise DefinitionError(f"{type(self).__name__} takes no initial state", todo="Define initialise()")
+
+    def close(self) -> None:
+        """Called once when the instance ends."""
+
+    def emit(self, rows: Rows, /, **columns: Any) -> Outputs:
+        """One output row for each row or timer. Output columns not given are taken from the input by name."""
+        return self.emit_at(rows, None, **columns)
+
+    def emit_at(self, rows: Rows, positions: Index | None, /, **columns: Any) -> Outputs:
+        """One output row for each of these positions in `rows`, to leave after that row."""
+        schema = cast(pa.Schema, self.output_schema)
+        unknown = columns.keys() - set(schema.names)
+        if unknown:
+            raise OutputMismatch(f"columns {sorted(unknown)} are not in the output schema")
+        count = len(rows) if positions is None else len(positions)
+        arrays = []
+        for field in schema:
+            if field.name in columns:
+                arrays.append(_output(field, columns[field.name], count))
+            elif field.name in rows.batch.schema.names:
+                copied = rows.batch.column(field.name)
+                arrays.append(_output(field, copied if positions is None else copied.take(positions), count))
+            else:
+                raise OutputMismatch(f"output column {field.name!r} is neither given nor in the input")
+        row_index = rows.row_index if positions is None else rows.row_index[positions]
+        return Outputs(pa.RecordBatch.from_arrays(arrays, schema=schema), row_index)
+
+
+def _output(field: pa.Field[Any], values: Any, count: int) -> pa.Array[Any]:
+    try:
+        array = values if isinstance(values, pa.Array) else pa.array(values)
+        array = array if array.type == field.type else array.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise OutputMismatch(f"output column {field.name!r} must be {field.type}: {error}") from error
+    if len(array) != count:
+        raise OutputMismatch(f"output column {field.name!r} has {len(array)} values for {count} rows")
+    return array
+
+
+class NativeAdapter:
+    """A native processor bound to an input schema and, once opened, to an instance's state."""
+
+    current_key: Key | None = None  # many keys at once: there is no current one
+
+    def __init__(
+        self, processor: Processor, input_schema: pa.Schema, key_names: Sequence[str], tz: str = "UTC"
+    ) -> None:
+        missing = [name for name in key_names if name not in input_schema.names]
+        if missing:
+            raise DefinitionError(f"the input has no key column {missing[0]!r}", todo=f"It has {input_schema.names}")
+        self.processor = processor
+        self.output_schema = processor.output_schema = processor.bind(input_schema, key_names)
+        fields = processor.state if isinstance(processor.state, pa.Schema) else pa.schema(dict(processor.state))
+        value = (Variable(STATE, "value", fields),) if len(fields) else ()
+        self.variables: tuple[Variable, ...] = (*value, *processor.more_variables)
+        self._key_schema = pa.schema([input_schema.field(name) for name in key_names])
+        self._has_value = bool(value)
+        self._keyed: KeyedState | None = None
+        self._packer: Packer | None = None
+
+    @property
+    def late_rows(self) -> int:
+        return self.processor.late_rows
+
+    def open(self, state: KeyedState) -> None:
+        self._keyed = state
+        self._packer = Packer(self.variables[0].schema) if self._has_value else None
+        self.processor.late_rows = 0
+        self.processor.open()
+
+    def process(self, rows: Rows, times: Times) -> Outputs:
+        states = self._states(rows.keys)
+        outputs = self.processor.process(rows, states, times)
+        states.flush(self.variables, self.processor.keeps_new)
+        return self._checked(outputs)
+
+    def expire(self, timers: Sequence[tuple[int, Key]], times: Times) -> Outputs:
+        position: dict[Key, int] = {}
+        codes = np.fromiter((position.setdefault(key, len(position)) for _, key in timers), np.int32, len(timers))
+        states = self._states(list(position))
+        for expiry, key in timers:
+            states.keyed.timer_remove(key, expiry)
+        due = Timers(
+            self._key_columns(states.keys).take(codes),
+            states.keys,
+            codes,
+            np.fromiter((expiry for expiry, _ in timers), np.int64, len(timers)),
+        )
+        outputs = self.processor.on_timer(due, states, times)
+        states.flush(self.variables, keep_new=False)
+        return self._checked(outputs)
+
+    def initialise(self, rows: Rows, times: Times) -> None:
+        states = self._states(rows.keys)
+        self.processor.initialise(rows, states, times)
+        states.flush(self.variables, self.processor.keeps_new)
+
+    def close(self) -> None:
+        self.processor.close()
+
+    def _states(self, keys: list[Key]) -> States:
+        assert self._keyed is not None, "open() comes first"
+        return States(keys, self._keyed, self._packer)
+
+    def _key_columns(self, keys: Sequence[Key]) -> pa.RecordBatch:
+        stored = KeyCodec(self._key_schema).to_arrow(keys)
+        arrays = [_output(field, array, len(keys)) for field, array in zip(self._key_schema, stored, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._key_schema)
+
+    def _checked(self, outputs: object) -> Outputs:
+        if outputs is None:
+            return no_outputs(self.output_schema)
+        if not isinstance(outputs, Outputs) or outputs.batch.schema != self.output_schema:
+            raise OutputMismatch("process() must return what emit() gives, or None", expected=self.output_schema)
+        return outputs

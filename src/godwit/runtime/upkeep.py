@@ -1,0 +1,44 @@
+"""Keeps a host's changelog short: merges sealed segments into snapshots, beside the work and never in its way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from godwit.errors import GodwitError
+from godwit.state.changelog import Changelog
+from godwit.state.snapshot import Compactor
+
+INTERVAL_S = 1.0
+SEALED_MIN = 2  # merging one segment at a time would rewrite the small deltas more often than it saves
+
+
+class Upkeep:
+    def __init__(self, log: Changelog, settled: Callable[[], Mapping[str, int]]) -> None:
+        self._log = log
+        self._settled = settled
+        self._compactor = Compactor(log.generation)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="godwit-upkeep", daemon=True)
+        self.failure: GodwitError | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            sealed = self._log.sealed()
+            if len(sealed) >= SEALED_MIN:
+                self._merge(sealed)
+
+    def _merge(self, sealed: list[Path]) -> None:
+        try:
+            self._compactor.compact(self._log.directory, sealed, self._settled())
+        except GodwitError as error:
+            self.failure = error
+            self._stop.set()

@@ -1,0 +1,102 @@
+"""A watch over user code: a processor that hangs is interrupted, and if it cannot be, its host ends itself.
+
+Python cannot stop a thread from outside, but it can raise an exception in one at the next bytecode. That ends most hangs with
+the state as it was. A hang inside C code cannot be reached that way: then the host leaves an obituary and exits, and the
+next generation starts from what is durable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from godwit.errors import ProcessorTimeout
+
+GRACE_S = 5.0
+
+
+class _Hang(BaseException):
+    """Raised inside the thread that runs user code; not an Exception, so that user code does not swallow it."""
+
+
+@dataclass(slots=True)
+class _Call:
+    thread: int
+    since: float
+    timeout_s: float
+    describe: Callable[[], dict[str, Any]]
+    interrupted: bool = False
+
+
+class Watch:
+    """One thread for all calls of a host."""
+
+    def __init__(self, give_up: Callable[[ProcessorTimeout], None]) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._give_up = give_up
+        self._thread = threading.Thread(target=self._run, name="godwit-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @contextmanager
+    def over(self, timeout_s: float, describe: Callable[[], dict[str, Any]]) -> Iterator[None]:
+        call = _Call(threading.get_ident(), time.monotonic(), timeout_s, describe)
+        with self._lock:
+            self._calls[call.thread] = call
+        try:
+            yield
+            self._end(call)
+        except _Hang:
+            with self._lock:
+                self._calls.pop(call.thread, None)
+            raise _timeout(call) from None
+        except BaseException:
+            self._end_quietly(call)
+            raise
+
+    def _end(self, call: _Call) -> None:
+        with self._lock:
+            self._calls.pop(call.thread, None)
+        while call.interrupted:  # the interrupt is on its way: take it here, not in the middle of our own work
+            time.sleep(0.001)
+
+    def _end_quietly(self, call: _Call) -> None:
+        try:
+            self._end(call)
+        except _Hang:
+            raise _timeout(call) from None
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.2):
+            now = time.monotonic()
+            with self._lock:
+                overdue = [call for call in self._calls.values() if now - call.since > call.timeout_s]
+                for call in overdue:
+                    self._act(call, now)
+
+    def _act(self, call: _Call, now: float) -> None:
+        if not call.interrupted:
+            call.interrupted = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(_Hang))
+        elif now - call.since > call.timeout_s + GRACE_S:
+            self._give_up(_timeout(call))
+
+
+def _timeout(call: _Call) -> ProcessorTimeout:
+    return ProcessorTimeout(
+        f"the processor worked on one call for more than {call.timeout_s:g} s",
+        todo="State is as before. Make the processor faster or give the operator a longer timeout_s",
+        **call.describe(),
+    )

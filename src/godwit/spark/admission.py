@@ -1,0 +1,113 @@
+"""Is this run the newest, is its query of a kind that can be exact, and do Spark's checkpoint and Godwit's belong together?
+
+Asked by a host when it meets a run for the first time. Spark itself is the authority: at most one run of a query is active
+in an application, so a run that is not active is a zombie. What Spark has planned and committed is read from its own logs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from godwit.errors import CheckpointMismatch, StaleRun, UnsupportedQuery
+
+_REFUSED = {
+    "AsyncProgressTrackingMicroBatchExecution": (
+        "asynchronous progress tracking may replay batches that are cut elsewhere, so rows cannot be told apart",
+        "Set asyncProgressTrackingEnabled to false",
+    ),
+    "ContinuousExecution": (
+        "continuous processing has no batches to commit",
+        "Use a processingTime or availableNow trigger",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The query that an operator's state belongs to."""
+
+    query: str
+    checkpoint: str
+
+
+class Admission:
+    def __init__(self, spark: SparkSession, accept_gaps: bool) -> None:
+        self._spark = spark
+        self._accept_gaps = accept_gaps
+        self.bindings: dict[str, Binding] = {}
+        self.sources: dict[str, int] = {}
+
+    def admit(self, request: dict[str, Any]) -> None:
+        operator, query, run, batch = (request[name] for name in ("operator", "query", "run", "batch"))
+        execution = self._active(query)
+        if execution is None or execution.runId().toString() != run:
+            raise StaleRun(f"run {run} of query {query} is no longer active", operator=operator, batch=batch)
+        self._check_kind(execution, operator)
+        self.bindings[operator] = Binding(query, execution.resolvedCheckpointRoot())
+        if batch > request["last_batch"] + 1 and not self._accept_gaps:
+            self._check_gap(execution, request)
+
+    def _active(self, query: str) -> Any:
+        jvm: Any = self._spark._jvm
+        session: Any = self._spark._jsparkSession
+        return session.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+
+    def _check_kind(self, execution: Any, operator: str) -> None:
+        refused = _REFUSED.get(execution.getClass().getSimpleName())
+        if refused is not None:
+            raise UnsupportedQuery(refused[0], todo=refused[1], operator=operator)
+
+    def _check_gap(self, execution: Any, request: dict[str, Any]) -> None:
+        """Between the last batch known here and this one, Spark must have had nothing for this operator."""
+        first, batch = request["last_batch"] + 1, request["batch"]
+        before = self._offsets(execution, first - 1) if first else ["-"]
+        for skipped in range(first, batch):
+            offsets = self._offsets(execution, skipped)
+            if not self._all_under(request["operator"], offsets):
+                return  # sources of other operators advance too; what they did cannot be told apart
+            if offsets != before:
+                raise CheckpointMismatch(_gap(request, skipped), todo=_GAP_TODO, operator=request["operator"])
+            before = offsets
+
+    def _all_under(self, operator: str, offsets: list[str] | None) -> bool:
+        return offsets is None or len(offsets) == self.sources.get(operator, len(offsets))
+
+    def _offsets(self, execution: Any, batch: int) -> list[str] | None:
+        found = execution.offsetLog().get(batch)
+        if not found.isDefined():
+            return None
+        text: str = found.get().toString()
+        return text.strip("[]").split(", ")
+
+
+_GAP_TODO = (
+    "Restore both checkpoints from the same copy, or start both afresh; if the batches between had no rows for this operator, "
+    "open the flock with onGap='accept'"
+)
+
+
+def _gap(request: dict[str, Any], skipped: int) -> str:
+    if request["fresh"]:
+        return (
+            f"Spark starts at batch {request['batch']}, but there is no Godwit state for the batches before it: Godwit's "
+            "checkpoint is missing or another one"
+        )
+    return (
+        f"Spark goes on at batch {request['batch']}, but this state ends at batch {request['last_batch']} and batch {skipped} "
+        "had data: Godwit's checkpoint is older than Spark's"
+    )
+
+
+def committed_batch(spark: SparkSession, checkpoint: str) -> int:
+    """The newest batch that Spark has committed, from its commit log; -1 before the first."""
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    path = jvm.org.apache.hadoop.fs.Path(checkpoint, "commits")
+    files = path.getFileSystem(session.sessionState().newHadoopConf())
+    if not files.exists(path):
+        return -1
+    names = [status.getPath().getName() for status in files.listStatus(path)]
+    return max((int(name) for name in names if name.isdigit()), default=-1)

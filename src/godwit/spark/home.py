@@ -1,0 +1,135 @@
+"""The checkpoint directory of a flock: what it is, which hosts it has, which operators live in it.
+
+Refuses a directory that is not a flock's, is of a newer version, cannot be written, or was made with other hosts. Only paths
+that every executor sees as files are supported; anything else is refused by its scheme.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from godwit.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointUnusable, CheckpointVersion
+from godwit.model.routing import Routing
+from godwit.runtime.spec import OperatorSpec
+from godwit.spark.admission import Binding
+
+FORMAT = 1
+
+
+def checked_path(checkpoint: str | os.PathLike[str]) -> Path:
+    text = os.fspath(checkpoint)
+    parsed = urlparse(text)
+    if parsed.scheme not in ("", "file"):
+        raise CheckpointUnusable(
+            f"checkpoint {text!r} is not a path of a file system that hosts can append to",
+            todo="Give a directory that the driver and all executors see under the same path (local disk, NFS, ...)",
+        )
+    return Path(parsed.path if parsed.scheme else text).absolute()
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A flock's directory, opened."""
+
+    path: Path
+    flock: str
+    routing: Routing
+
+    @classmethod
+    def open(cls, checkpoint: str | os.PathLike[str], hosts: int, groups: int) -> Home:
+        path = checked_path(checkpoint)
+        _check_writable(path)
+        found = _read_json(path / "flock.json")
+        if found is None:
+            _check_empty(path)
+            home = cls(path, uuid.uuid4().hex[:8], Routing.spread([f"host-{i}" for i in range(hosts)], groups))
+            content = {"format": FORMAT, "flock": home.flock, "routing": home.routing.to_dict()}
+            replace_json(path / "flock.json", content)
+            return home
+        if found.get("format", 0) > FORMAT:
+            raise CheckpointVersion(
+                f"{path} was written in format {found['format']}, this version reads up to {FORMAT}",
+                todo="Use the godwit version that wrote it, or a newer one",
+            )
+        home = cls(path, found["flock"], Routing.from_dict(found["routing"]))
+        home._check_hosts(hosts)
+        return home
+
+    def _check_hosts(self, hosts: int) -> None:
+        if len(self.routing.hosts) != hosts:
+            raise CheckpointMismatch(
+                f"the flock in {self.path} has {len(self.routing.hosts)} hosts, {hosts} were asked for",
+                todo=f"Open it with hosts={len(self.routing.hosts)}",
+            )
+
+    def operator(self, name: str) -> tuple[OperatorSpec, Binding | None] | None:
+        """What this directory knows of an operator from earlier."""
+        found = _read_json(self._operator_path(name))
+        if found is None:
+            return None
+        binding = found.get("binding")
+        return OperatorSpec.from_dict(found["spec"]), Binding(**binding) if binding else None
+
+    def keep(self, spec: OperatorSpec, binding: Binding | None, initialised: bool = False) -> None:
+        """Remember an operator; what is known already of its binding and initial state stays."""
+        path = self._operator_path(spec.name)
+        path.parent.mkdir(exist_ok=True)
+        before = _read_json(path) or {}
+        bound = {"query": binding.query, "checkpoint": binding.checkpoint} if binding else before.get("binding")
+        initialised = initialised or before.get("initialised", False)
+        replace_json(path, {"spec": spec.to_dict(), "binding": bound, "initialised": initialised})
+
+    def initialised(self, name: str) -> bool:
+        return bool((_read_json(self._operator_path(name)) or {}).get("initialised"))
+
+    def _operator_path(self, name: str) -> Path:
+        return self.path / "operators" / f"{name}.json"
+
+
+def _check_writable(path: Path) -> None:
+    probe = path / f".probe-{uuid.uuid4().hex}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"godwit" * 1024)
+        probe.unlink()
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise CheckpointUnusable(
+            f"the checkpoint directory {path} {'is full' if full else 'cannot be written'}: {error.strerror}",
+            todo="Free some space there" if full else "Give a directory that this user may create and write",
+        ) from error
+
+
+def _check_empty(path: Path) -> None:
+    foreign = sorted(entry.name for entry in path.iterdir())
+    if foreign:
+        raise CheckpointMismatch(
+            f"{path} is not empty and holds no flock (found {', '.join(foreign[:3])})",
+            todo="Give a new or empty directory; Spark's own checkpointLocation must be another one",
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{path} cannot be read: {error}", todo="Restore the checkpoint from a copy") from error
+    return content
+
+
+def replace_json(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
+    with temporary.open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

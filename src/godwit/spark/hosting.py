@@ -1,0 +1,95 @@
+"""Hosts as Spark tasks: each one a job of its own, so that they can be started, watched and stopped one by one.
+
+A host that dies takes its job with it; the job is submitted again at once, and the new generation goes on from the changelog.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark import InheritableThread, SparkContext
+
+from godwit.errors import Bug, GodwitError, HostUnavailable
+from godwit.runtime.host import Host, HostConfig
+from godwit.transport.flight import Client
+
+RESTARTS_MAX = 5  # in a row, each shorter than STABLE_S: then something is wrong that a restart does not mend
+STABLE_S = 10.0
+
+
+def serve(config: HostConfig) -> None:
+    """The body of a host task: serve until stopped; an error that a user must see goes to the controller too."""
+    host = Host(config, lambda: time.time_ns() // 1_000_000)
+    try:
+        host.run()
+    except Exception as error:
+        told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
+        _tell(config, told.at(host=config.host))
+        raise
+
+
+def _tell(config: HostConfig, error: GodwitError) -> None:
+    client = Client(config.controller, config.token)
+    try:
+        client.call("failed", timeout_s=5.0, host=config.host, error=error.to_json())
+    except HostUnavailable:
+        return  # the driver is gone; the executor's log has the error
+    finally:
+        client.close()
+
+
+class HostJob:
+    """One host, kept running by a thread on the driver."""
+
+    def __init__(self, context: SparkContext, flock: str, config: HostConfig) -> None:
+        self.config = config
+        self.restarts = 0
+        self.gave_up = False
+        self._context = context
+        self._group = f"godwit-{flock}-{config.host}"
+        self._stopping = threading.Event()
+        self._thread = InheritableThread(target=self._keep_running, daemon=True, name=self._group)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _keep_running(self) -> None:
+        short = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            self._run_once()
+            if self._stopping.is_set():
+                return
+            short = short + 1 if time.monotonic() - began < STABLE_S else 0
+            if short > RESTARTS_MAX:
+                self.gave_up = True
+                return
+            self.restarts += 1
+
+    def _run_once(self) -> None:
+        """One Spark job that lasts as long as the host lives. How it ended is told by lease, obituary and controller."""
+        config = self.config
+
+        def task(_: Iterator[Any]) -> Iterator[int]:
+            serve(config)
+            return iter(())
+
+        self._context.setJobGroup(self._group, f"godwit {config.host}", interruptOnCancel=True)
+        try:
+            self._context.parallelize([0], 1).mapPartitions(task).collect()
+        except Exception as error:
+            self.last_end = str(error).splitlines()[0]
+
+    def stop(self) -> None:
+        """From now on the end of the host is not a reason to start it again."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._context.cancelJobGroup(self._group)
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()

@@ -1,0 +1,71 @@
+"""Committed state as a Spark DataFrame: one partition per host, decoded where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from godwit.errors import HostUnavailable, from_json
+from godwit.runtime.export import rows_of_state, state_schema
+from godwit.runtime.leases import host_directory, read_lease
+from godwit.runtime.spec import OperatorSpec
+from godwit.spark.admission import Binding, committed_batch
+from godwit.spark.home import Home
+from godwit.transport.flight import GONE, Client
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    spec: OperatorSpec
+    checkpoint: str
+    hosts: tuple[str, ...]
+    committed_batch: int
+    token: str = field(repr=False)
+
+    def read(self, position: int) -> Iterator[pa.RecordBatch]:
+        host = self.hosts[position]
+        changes = list(self._fetch(host))
+        yield from rows_of_state(self.spec, changes, host, epoch=1)
+
+    def _fetch(self, host: str) -> Iterator[pa.RecordBatch]:
+        lease = read_lease(host_directory(self.checkpoint, host))
+        if lease is None:
+            raise HostUnavailable(f"{host} is not serving", todo="Look at flock.status()", host=host)
+        client = Client(lease.address, self.token)
+        try:
+            yield from client.fetch(operator=self.spec.name, committed_batch=self.committed_batch)
+        except GONE as error:
+            raise _cause(error, host) from error
+        finally:
+            client.close()
+
+
+def _cause(error: BaseException, host: str) -> Exception:
+    text = str(error)
+    start, end = text.find("{"), text.rfind("}")
+    if start >= 0 and '"code"' in text:
+        return from_json(text[start : end + 1])
+    return HostUnavailable(f"{host} could not be read: {text.splitlines()[0]}", host=host)
+
+
+def state_frame(
+    spark: SparkSession, home: Home, token: str, spec: OperatorSpec, binding: Binding | None
+) -> DataFrame:
+    """The state of every key as of a committed batch, the newest or, while one is being processed, the one before it."""
+    batch = committed_batch(spark, binding.checkpoint) if binding else -1
+    view = View(spec, str(home.path), home.routing.hosts, batch, token)
+    schema = from_arrow_schema(state_schema(spec), prefer_timestamp_ntz=True)
+
+    def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for positions in batches:
+            for position in positions.column(0).to_pylist():
+                yield from view.read(position)
+
+    hosts = len(view.hosts)
+    return spark.range(0, hosts, 1, hosts).mapInArrow(body, schema)
+

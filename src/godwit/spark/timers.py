@@ -1,0 +1,82 @@
+"""A source that has a row only when a timer is due: the batch that fires timers when no data comes.
+
+Spark runs batches without data only for its own stateful operators. This source stands beside an operator's input and gives
+Spark a reason to run a batch exactly when some host has something to fire. Its rows carry nothing and are dropped by the
+router; opening the batch is what fires timers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from godwit.errors import GodwitError
+from godwit.runtime.leases import host_directory, read_lease
+from godwit.transport.flight import Client
+
+FORMAT: Final = "godwit-timers"
+
+
+def register(spark: SparkSession) -> None:
+    spark.dataSource.register(TimerSource)
+
+
+class TimerSource(DataSource):
+    """Options: operator, checkpoint, hosts (comma separated), token."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return "tick long"
+
+    def streamReader(self, schema: StructType) -> TimerReader:
+        return TimerReader(dict(self.options))
+
+
+class TimerReader(DataSourceStreamReader):
+    def __init__(self, options: dict[str, str]) -> None:
+        self._operator = options["operator"]
+        self._checkpoint = options["checkpoint"]
+        self._hosts = options["hosts"].split(",")
+        self._token = options["token"]
+        self._clients: dict[str, Client] = {}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"tick": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if not any(self._due(host) for host in self._hosts):
+            return start
+        return {"tick": max(start["tick"] + 1, time.time_ns() // 1_000_000)}
+
+    def _due(self, host: str) -> bool:
+        """A host that cannot be asked now has nothing due; it is asked again at the next trigger."""
+        lease = read_lease(host_directory(self._checkpoint, host))
+        if lease is None:
+            return False
+        client = self._clients.get(lease.address)
+        if client is None:
+            client = self._clients[lease.address] = Client(lease.address, self._token)
+        try:
+            return bool(client.call("timers_due", timeout_s=5.0, operator=self._operator)["due"])
+        except GodwitError:
+            self._clients.pop(lease.address).close()
+            return False
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(end["tick"])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
+
+    def stop(self) -> None:
+        for client in self._clients.values():
+            client.close()

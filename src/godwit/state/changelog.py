@@ -1,0 +1,246 @@
+"""The write-ahead log of one host: frames in lsn order, made durable in groups.
+
+Decides the order of frames, when a segment ends, and when a frame counts as written. It must not know what
+parts mean (except that each new segment begins with the newest define and mark of every operator), nor how
+segments are merged into snapshots: that goes on beside it and shares no lock with it.
+
+Group commit: `append` only puts a frame in line. The first thread that wants its frame written becomes the
+leader and writes everything that stands in line, for all; the others wait. Syncing works the same way, with
+a leader of its own, so that frames can be written while the disk is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from threading import Condition, Lock
+from typing import Final, Self
+
+from godwit.errors import CheckpointUnusable, GodwitError, InvariantBroken
+from godwit.state.frames import FILE_HEADER, Body, Draft, Info, Part
+from godwit.state.manifest import Fence, Manifest, read_manifest
+from godwit.state.recovery import Recovered, sealed_segments, take_over
+from godwit.state.segments import Durability, FileName, FileWriter, sync_directory
+
+__all__ = ["Changelog", "Durability", "Part", "Recovered"]
+
+SEGMENT_BYTES_MAX: Final = 64 << 20
+_LINE_BYTES_MAX: Final = 32 << 20  # more than this in line and the appender writes it itself: bounds memory
+
+
+@dataclass(slots=True)
+class _Run:
+    """Frames in line for one segment."""
+
+    seq: int
+    buffers: list[Body] = field(default_factory=list)
+
+
+class Changelog:
+    """Open for one process at a time: a newer generation fences this one. Safe to use from many threads."""
+
+    def __init__(
+        self,
+        directory: Path,
+        durability: Durability,
+        manifest: Manifest,
+        recovered: Recovered,
+        segment_bytes_max: int,
+    ) -> None:
+        self.directory = directory
+        self.durability = durability
+        self.generation = manifest.generation
+        self._fence = Fence(directory, manifest.generation)
+        self._recovered = recovered
+        self._standing = recovered.standing
+        self._segment_bytes_max = segment_bytes_max
+        self._changed = Condition(Lock())
+        self._failure: GodwitError | None = None
+        # What stands in line.
+        self._next_lsn = recovered.next_lsn
+        self._line: list[_Run] = []
+        self._line_bytes = 0
+        self._seq = 0
+        self._seq_bytes = segment_bytes_max  # full: the first frame begins the first segment
+        # What is written.
+        self._file: FileWriter | None = None
+        self._file_seq = 0
+        self._written_lsn = self._synced_lsn = recovered.next_lsn - 1
+        self._writing = self._syncing = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        durability: Durability = "process",
+        *,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+    ) -> tuple[Self, Recovered]:
+        """Take over the directory. Read `recovered.parts()` to the end before the first `append`.
+
+        "process": what is flushed survives the process; "disk": what is synced survives the machine.
+        """
+        manifest, recovered = take_over(directory, durability)
+        return cls(directory, durability, manifest, recovered, segment_bytes_max), recovered
+
+    def append(self, parts: Iterable[tuple[Info, Body]]) -> int:
+        """Put a frame in line and say its lsn. Bodies must not change until it is flushed."""
+        draft = Draft(parts)
+        with self._changed:
+            self._check()
+            if self._seq_bytes + draft.size_bytes_max > self._segment_bytes_max:
+                self._begin_segment()
+            lsn = self._enqueue(draft)
+            for part in draft.parts:
+                self._standing.observe(part)
+            full = self._line_bytes > _LINE_BYTES_MAX
+        if full:
+            self.flush(lsn)
+        return lsn
+
+    def flush(self, lsn: int) -> None:
+        """Return when that frame and all before it are written: they survive this process."""
+        with self._changed:
+            while self._writing and self._written_lsn < lsn and self._failure is None:
+                self._changed.wait()
+            self._check()
+            if self._written_lsn >= lsn:
+                return
+            self._writing = True
+            line, last_lsn = self._line, self._next_lsn - 1
+            self._line, self._line_bytes = [], 0
+        try:
+            self._write(line)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            with self._changed:
+                self._writing = False
+                if self._failure is None:
+                    self._written_lsn = last_lsn
+                self._changed.notify_all()
+
+    def sync(self, lsn: int) -> None:
+        """Flush and, with durability "disk", return when the frame survives the machine too."""
+        self.flush(lsn)
+        if self.durability != "disk":
+            return
+        with self._changed:
+            while self._syncing and self._synced_lsn < lsn and self._failure is None:
+                self._changed.wait()
+            self._check()
+            if self._synced_lsn >= lsn:
+                return
+            self._syncing = True
+            file, last_lsn = self._file, self._written_lsn
+        try:
+            if file is not None:
+                file.sync()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            with self._changed:
+                self._syncing = False
+                if self._failure is None:
+                    self._synced_lsn = last_lsn
+                self._changed.notify_all()
+
+    def rotate(self) -> None:
+        """Begin a new segment, so that all before it is sealed and can be compacted."""
+        with self._changed:
+            self._check()
+            self._begin_segment()
+            lsn = self._next_lsn - 1
+        self.flush(lsn)
+
+    def sealed(self) -> list[Path]:
+        """Segments ready for compaction, oldest first; none while recovered parts are still being read."""
+        if not self._recovered.read_to_end:
+            return []
+        with self._changed:
+            open_seq = self._file_seq
+        return sealed_segments(self.directory, read_manifest(self.directory, self.generation), open_seq)
+
+    def survived(self, generation: int, lsn: int) -> bool:
+        """Tell whether that frame of that generation is in the log as it stands now."""
+        starts = [*self._recovered.starts, (-1, self._next_lsn)]
+        ends = {of: end for (of, _), (_, end) in pairwise(starts)}
+        return lsn < ends.get(generation, 0)
+
+    def fenced(self) -> bool:
+        """Tell whether a newer generation exists: then nothing that this one writes counts."""
+        return self._fence.down()
+
+    def close(self) -> None:
+        """Write what stands in line, unless the log has failed, and let go of the files."""
+        try:
+            if self._failure is None:
+                self.flush(self._next_lsn - 1)
+        finally:
+            with self._changed:
+                self._wait_idle()
+                self._failure = self._failure or CheckpointUnusable("the changelog is closed")
+                if self._file is not None:
+                    self._file.close()
+                    self._file = None
+
+    def _enqueue(self, draft: Draft) -> int:
+        lsn = self._next_lsn
+        self._next_lsn += 1
+        if not self._line or self._line[-1].seq != self._seq:
+            self._line.append(_Run(self._seq))
+        self._line[-1].buffers += draft.numbered(lsn)
+        self._line_bytes += draft.size_bytes_max
+        self._seq_bytes += draft.size_bytes_max
+        return lsn
+
+    def _begin_segment(self) -> None:
+        """What stands is taken here, in line, so that it is what the frames before this one made it."""
+        if not self._recovered.read_to_end:
+            raise InvariantBroken("the changelog was used before all recovered parts were read")
+        self._seq += 1
+        self._seq_bytes = len(FILE_HEADER)
+        self._enqueue(Draft(self._standing.parts()))
+
+    def _write(self, line: list[_Run]) -> None:
+        for run in line:
+            if run.seq != self._file_seq:
+                self._next_file(run.seq)
+            assert self._file is not None
+            self._file.write(run.buffers)
+        # Only now, after the write: see the rules in manifest.py.
+        self._fence.check()
+
+    def _next_file(self, seq: int) -> None:
+        """Seal the segment and begin the next. Only the newest segment may ever be torn, hence the sync."""
+        disk = self.durability == "disk"
+        if self._file is not None and disk:
+            self._file.sync()
+        file = FileWriter(self.directory / str(FileName("log", self.generation, seq)))
+        if disk:
+            sync_directory(self.directory)
+        with self._changed:
+            while self._syncing:
+                self._changed.wait()
+            sealed, self._file, self._file_seq = self._file, file, seq
+        if sealed is not None:
+            sealed.close()
+
+    def _wait_idle(self) -> None:
+        while self._writing or self._syncing:
+            self._changed.wait()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+
+    def _fail(self, error: BaseException) -> None:
+        """After a failed write nobody knows what the file holds: only a new generation can find out."""
+        if not isinstance(error, GodwitError):
+            error = CheckpointUnusable(f"writing the changelog was interrupted: {error!r}")
+        with self._changed:
+            self._failure = self._failure or error

@@ -1,0 +1,186 @@
+"""How the fields of a value become bytes and come back.
+
+Decides the stored layout. Fields that are all of fixed width are packed: a bitmap of nulls (bit i of the
+bitmap, counted from the lowest bit of its first byte, is set where field i is null), then the fields,
+little-endian, in order. Such bytes can be viewed as a numpy array of `dtype`, many states at once. Anything
+else is msgpack. Types and what they accept are `converters`' business; this module must not know keys,
+variables or where the bytes go.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import StateTypeError
+from godwit.state.converters import MakeStruct, Slot, nested_row, refusal, slot
+
+NULLS: Final = "_nulls"
+
+# struct and numpy spell each fixed-width type differently; times are stored as integers.
+_FIXED: Final[Sequence[tuple[Callable[[Any], bool], str, str]]] = (
+    (pa.types.is_boolean, "?", "?"),
+    (pa.types.is_int8, "b", "i1"),
+    (pa.types.is_int16, "h", "<i2"),
+    (pa.types.is_int32, "i", "<i4"),
+    (pa.types.is_int64, "q", "<i8"),
+    (pa.types.is_float32, "f", "<f4"),
+    (pa.types.is_float64, "d", "<f8"),
+    (pa.types.is_date32, "i", "<i4"),
+    (pa.types.is_timestamp, "q", "<i8"),
+    (pa.types.is_duration, "q", "<i8"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Turns a tuple of field values into bytes and back; `dtype` is None unless all are of fixed width."""
+
+    schema: pa.Schema
+    dtype: np.dtype[Any] | None
+    encode: Callable[[Sequence[Any]], bytes]
+    decode: Callable[[bytes], tuple[Any, ...]]
+
+
+def compile_codec(schema: pa.Schema, tz: str = "UTC", make_struct: MakeStruct = nested_row) -> Codec:
+    """A codec for values with these fields.
+
+    Naive datetimes are in time zone `tz`. `make_struct` is given the names of a nested struct's fields and
+    returns what builds one from its values, for a caller who wants them to be of its own row type.
+    """
+    slots = [slot(field, tz, make_struct) for field in schema]
+    formats = [_fixed_format(t) for t in schema.types]
+    fixed = [f for f in formats if f is not None]
+    if len(fixed) == len(formats):
+        return _packed(schema, slots, fixed)
+    return Codec(schema, None, _msgpack_encode(slots), _msgpack_decode(slots))
+
+
+def _fixed_format(t: pa.DataType) -> tuple[str, str] | None:
+    return next(((to_struct, to_numpy) for matches, to_struct, to_numpy in _FIXED if matches(t)), None)
+
+
+def _packed(schema: pa.Schema, slots: Sequence[Slot], formats: Sequence[tuple[str, str]]) -> Codec:
+    width = max(1, -(-len(slots) // 8))
+    layout = struct.Struct(f"<{width}s{''.join(to_struct for to_struct, _ in formats)}")
+    return Codec(
+        schema,
+        _dtype(schema, width, formats),
+        _packed_encode(slots, layout, width),
+        _packed_decode(slots, layout, width),
+    )
+
+
+def _dtype(schema: pa.Schema, width: int, formats: Sequence[tuple[str, str]]) -> np.dtype[Any] | None:
+    names = [NULLS, *schema.names]
+    if len(set(names)) < len(names):
+        return None  # numpy wants every field to have a name of its own
+    nulls = "u1" if width == 1 else ("u1", (width,))
+    return np.dtype({"names": names, "formats": [nulls, *(to_numpy for _, to_numpy in formats)]})
+
+
+def _packed_encode(slots: Sequence[Slot], layout: struct.Struct, width: int) -> Callable[[Sequence[Any]], bytes]:
+    pack = layout.pack
+    no_nulls = bytes(width)
+    plain = tuple(_plain_type(s.type) for s in slots)
+    to_stored = _to_stored(slots)
+
+    def encode(values: Sequence[Any]) -> bytes:
+        if tuple(map(type, values)) == plain:
+            try:
+                return pack(no_nulls, *values)
+            except (struct.error, OverflowError):
+                pass  # out of range: the careful way finds which
+        return careful(values)
+
+    def careful(values: Sequence[Any]) -> bytes:
+        stored = to_stored(values)
+        nulls = 0
+        for i, value in enumerate(stored):
+            if value is None:
+                nulls |= 1 << i
+                stored[i] = 0
+        return pack(nulls.to_bytes(width, "little"), *stored)
+
+    return encode
+
+
+def _packed_decode(slots: Sequence[Slot], layout: struct.Struct, width: int) -> Callable[[bytes], tuple[Any, ...]]:
+    unpack = layout.unpack
+    no_nulls = bytes(width)
+    from_stored = _from_stored(slots)
+
+    def decode(data: bytes) -> tuple[Any, ...]:
+        stored = unpack(data)
+        if stored[0] == no_nulls:
+            return from_stored(stored[1:])
+        nulls = int.from_bytes(stored[0], "little")
+        return from_stored(tuple([None if nulls >> i & 1 else v for i, v in enumerate(stored[1:])]))
+
+    return decode
+
+
+def _plain_type(t: pa.DataType) -> type | None:
+    """The one Python type whose values need no conversion and no check but that of their range."""
+    if pa.types.is_boolean(t):
+        return bool
+    if pa.types.is_integer(t):
+        return int
+    return float if pa.types.is_floating(t) else None
+
+
+def _msgpack_encode(slots: Sequence[Slot]) -> Callable[[Sequence[Any]], bytes]:
+    # Stored values are plain, so the packer never calls back into Python: threads may share it.
+    pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
+    to_stored = _to_stored(slots)
+    return lambda values: pack(to_stored(values))
+
+
+def _msgpack_decode(slots: Sequence[Slot]) -> Callable[[bytes], tuple[Any, ...]]:
+    from_stored = _from_stored(slots)
+    return lambda data: from_stored(msgpack.unpackb(data, use_list=False, raw=False))
+
+
+def _to_stored(slots: Sequence[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
+    stores = [s.store for s in slots]
+    required = [(i, s) for i, s in enumerate(slots) if not s.nullable]
+
+    def to_stored(values: Sequence[Any]) -> list[Any]:
+        if not isinstance(values, (tuple, list)) or len(values) != len(stores):
+            raise _wrong_arity(slots, values)
+        for i, s in required:
+            if values[i] is None:
+                raise refusal(s.path, s.type, None)
+        return [None if v is None else store(v) for store, v in zip(stores, values, strict=True)]
+
+    return to_stored
+
+
+def _from_stored(slots: Sequence[Slot]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    loads = [s.load for s in slots]
+    if not any(loads):
+        return lambda stored: stored
+
+    def from_stored(stored: tuple[Any, ...]) -> tuple[Any, ...]:
+        pairs = zip(loads, stored, strict=True)
+        return tuple([v if load is None or v is None else load(v) for load, v in pairs])
+
+    return from_stored
+
+
+def _wrong_arity(slots: Sequence[Slot], values: Any) -> StateTypeError:
+    names = ", ".join(s.path for s in slots)
+    got = f"{len(values)} values" if isinstance(values, (tuple, list)) else type(values).__name__
+    return StateTypeError(
+        f"a tuple of {len(slots)} values ({names}) is expected, not {got}",
+        todo="Give one value for each field of the state variable's schema, in order",
+        field=names,
+        expected=f"{len(slots)} values",
+        got=got,
+    )

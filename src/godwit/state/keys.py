@@ -1,0 +1,200 @@
+"""How a key looks in Python, in Arrow, as bytes and as a routing hash.
+
+Decides the stored form of a key: a tuple of plain Python values in which equal keys are equal tuples
+(timestamps are microseconds, dates are days, every NaN is one object, minus zero is zero). It must not know
+which operator a key belongs to nor where it is routed; it only promises that `route_hash` is what Spark
+SQL's `xxhash64` gives for the same columns, so that rows can be routed by either side.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import struct
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, Final, TypeAlias, cast
+from zoneinfo import ZoneInfo
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from godwit.errors import DefinitionError
+
+Key: TypeAlias = tuple[Any, ...]
+Convert: TypeAlias = Callable[[Any], Any]
+
+# A tuple compares its items by identity first, so one shared NaN makes NaN keys equal, as they are in Spark.
+NAN: Final = float("nan")
+
+_HASH_SEED: Final = 42  # what Spark SQL's xxhash64() starts from
+_UNSCALED_LONG_DIGITS: Final = 18  # Spark keeps decimals of up to this precision in a long
+_DECIMAL_EXT: Final = 1
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_EPOCH_NAIVE: Final = _EPOCH.replace(tzinfo=None)
+_EPOCH_DAY: Final = dt.date(1970, 1, 1).toordinal()
+_WIDE: Final = decimal.Context(prec=100)  # the default context would round what decimal128 holds exactly
+
+
+class KeyCodec:
+    """Reads, writes and hashes the keys of one operator, whose columns are all of atomic types."""
+
+    def __init__(self, schema: pa.Schema, tz: str = "UTC") -> None:
+        if not len(schema):
+            raise DefinitionError("a key needs at least one column", todo="Name the columns to group by")
+        self.schema = schema
+        self.tz = tz
+        self.stored_schema: pa.Schema = pa.schema([pa.field(f.name, _stored_type(f)) for f in schema])
+        self._types: list[Any] = list(self.stored_schema.types)
+        self._publics = [_public(t, tz) for t in schema.types]
+        self._hash_bytes = [_hash_bytes(t) for t in schema.types]
+        self._packs = [_decimal_to_ext(t.scale) if pa.types.is_decimal(t) else None for t in self._types]
+        self._unpacks = [_unpacked(t) for t in self._types]
+        # Only plain values reach the packer, so it never calls back into Python: threads may share it.
+        self._pack = msgpack.Packer(use_bin_type=True).pack
+
+    def from_arrow(self, columns: Sequence[pa.Array[Any]]) -> list[Key]:
+        """Keys of a batch, from its key columns in their original or stored types."""
+        values = [_read(_stored(c, t)) for c, t in zip(columns, self._types, strict=True)]
+        return list(zip(*values, strict=True))
+
+    def to_arrow(self, keys: Sequence[Key]) -> list[pa.Array[Any]]:
+        """Key columns, in stored types."""
+        return [pa.array(list(map(itemgetter(i), keys)), t) for i, t in enumerate(self._types)]
+
+    def pack(self, key: Key) -> bytes:
+        """Compact bytes, the same for equal keys."""
+        return cast(bytes, self._pack(_converted(key, self._packs)))
+
+    def unpack(self, data: bytes) -> Key:
+        return _converted(msgpack.unpackb(data, use_list=False, raw=False), self._unpacks)
+
+    def public(self, key: Key) -> Key:
+        """The key as a PySpark user sees it: dates and naive datetimes instead of stored numbers."""
+        return _converted(key, self._publics)
+
+    def route_hash(self, key: Key) -> int:
+        """Spark SQL's `xxhash64` of the key columns, as a signed 64-bit number."""
+        seed = _HASH_SEED
+        for value, to_bytes in zip(key, self._hash_bytes, strict=True):
+            if value is not None:
+                seed = xxhash.xxh64_intdigest(to_bytes(value), seed)
+        return seed - (1 << 64) if seed >> 63 else seed
+
+
+def _converted(key: Key, converts: Sequence[Convert | None]) -> Key:
+    if not any(converts):
+        return key
+    return tuple([v if c is None or v is None else c(v) for v, c in zip(key, converts, strict=True)])
+
+
+def _stored_type(field: pa.Field[Any]) -> pa.DataType:
+    t: pa.DataType = field.type
+    if pa.types.is_timestamp(t):
+        return pa.int64()
+    if pa.types.is_date32(t):
+        return pa.int32()
+    if pa.types.is_string(t) or pa.types.is_large_string(t):
+        return pa.string()
+    if pa.types.is_binary(t) or pa.types.is_large_binary(t):
+        return pa.binary()
+    if pa.types.is_boolean(t) or pa.types.is_signed_integer(t) or pa.types.is_decimal128(t) or _is_float(t):
+        return t
+    raise DefinitionError(
+        f"column {field.name!r} of type {t} cannot be part of a key",
+        todo="Group by boolean, integer, float, decimal, string, binary, date or timestamp columns",
+    )
+
+
+def _is_float(t: pa.DataType) -> bool:
+    return pa.types.is_float32(t) or pa.types.is_float64(t)
+
+
+def _stored(column: pa.Array[Any], stored: pa.DataType) -> pa.Array[Any]:
+    if column.type == stored:
+        return column
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.timestamp("us", tz=column.type.tz)).cast(stored)
+    return column.cast(stored)
+
+
+def _read(column: pa.Array[Any]) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    if not _is_float(column.type):
+        return values
+    if column.null_count:
+        return [None if v is None else _canonical_float(v) for v in values]
+    array = column.to_numpy(zero_copy_only=False)
+    for i in np.flatnonzero(np.isnan(array) | (array == 0.0)).tolist():
+        values[i] = _canonical_float(values[i])
+    return values
+
+
+def _canonical_float(value: float) -> float:
+    return value + 0.0 if value == value else NAN  # -0.0 + 0.0 is 0.0
+
+
+def _unpacked(stored: Any) -> Convert | None:
+    if _is_float(stored):
+        return _canonical_float
+    if pa.types.is_decimal(stored):
+        return _ext_to_decimal(stored.scale)
+    return None
+
+
+def _public(original: Any, tz: str) -> Convert | None:
+    if pa.types.is_date32(original):
+        return lambda days: dt.date.fromordinal(days + _EPOCH_DAY)
+    if pa.types.is_timestamp(original):
+        zone = dt.UTC if original.tz is None or tz == "UTC" else ZoneInfo(tz)
+        return lambda micros: naive_datetime(micros, zone)
+    return None
+
+
+def naive_datetime(micros: int, zone: dt.tzinfo) -> dt.datetime:
+    """What a clock on a wall in `zone` showed, microseconds after the epoch."""
+    if zone is dt.UTC:
+        return _EPOCH_NAIVE + dt.timedelta(microseconds=micros)
+    return (_EPOCH + dt.timedelta(microseconds=micros)).astimezone(zone).replace(tzinfo=None)
+
+
+def _unscaled(value: decimal.Decimal, scale: int) -> int:
+    return int(value.scaleb(scale, _WIDE))
+
+
+def signed_bytes(value: int) -> bytes:
+    """The shortest big-endian two's complement form."""
+    return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True)
+
+
+def _decimal_to_ext(scale: int) -> Convert:
+    return lambda value: msgpack.ExtType(_DECIMAL_EXT, signed_bytes(_unscaled(value, scale)))
+
+
+def _ext_to_decimal(scale: int) -> Convert:
+    return lambda ext: decimal.Decimal(int.from_bytes(ext.data, "big", signed=True)).scaleb(-scale, _WIDE)
+
+
+def _hash_bytes(original: Any) -> Convert:
+    if pa.types.is_string(original) or pa.types.is_large_string(original):
+        return str.encode
+    if pa.types.is_binary(original) or pa.types.is_large_binary(original):
+        return bytes
+    if pa.types.is_decimal(original):
+        return _hash_decimal(original.precision, original.scale)
+    if pa.types.is_float32(original):
+        return struct.Struct("<f").pack
+    if pa.types.is_float64(original):
+        return struct.Struct("<d").pack
+    if pa.types.is_int64(original) or pa.types.is_timestamp(original):
+        return struct.Struct("<q").pack
+    return struct.Struct("<i").pack  # boolean, byte, short, int and date: Spark widens them all to an int
+
+
+def _hash_decimal(precision: int, scale: int) -> Convert:
+    if precision <= _UNSCALED_LONG_DIGITS:
+        pack = struct.Struct("<q").pack
+        return lambda value: pack(_unscaled(value, scale))
+    return lambda value: signed_bytes(_unscaled(value, scale))

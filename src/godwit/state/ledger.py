@@ -1,0 +1,126 @@
+"""What has been applied in the batch in progress, and what it gave back: the memory behind exactly-once.
+
+A row's identity is (lane, row index) within a batch; of each row the ledger keeps the routing hash of its key, which is
+enough to hand the entries of a key or group over with its state, and to notice an input that replays differently. Kept in
+columns per lane, because a key-by-key ledger would cost more than the work it protects. Entries of a batch are dropped
+when the next one starts, which proves that it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from godwit.errors import NotReplayable
+
+Ints = npt.NDArray[np.int64]
+ROW = "__godwit_row"  # the column that tells after which input row an output leaves
+TIMER_ROW = -(2**62)  # outputs of timers leave before all rows: row = TIMER_ROW + time, always negative
+
+APPLIED = pa.schema([pa.field("row", pa.int64(), False), pa.field("hash", pa.int64(), False)])
+
+
+def with_rows(schema: pa.Schema) -> pa.Schema:
+    """An output schema with the row column in front."""
+    return pa.schema([pa.field(ROW, pa.int64(), nullable=False), *schema])
+
+
+@dataclass(slots=True)
+class Entry:
+    """One chunk as it was applied: its rows (ascending), their key hashes, and its outputs (with the row column)."""
+
+    rows: Ints
+    hashes: Ints
+    outputs: pa.RecordBatch
+
+    def part(self, op: str, batch: int, lane: str) -> tuple[dict[str, Any], bytes]:
+        """The form in which an entry goes into the changelog."""
+        applied = pa.record_batch([pa.array(self.rows), pa.array(self.hashes)], schema=APPLIED).serialize()
+        outputs = self.outputs.serialize()
+        info = {"kind": "ledger", "op": op, "batch": batch, "lane": lane, "applied_bytes": applied.size}
+        return info, b"".join((applied, outputs))
+
+    @classmethod
+    def from_part(cls, info: Mapping[str, Any], body: memoryview, output_schema: pa.Schema) -> Entry:
+        cut = info["applied_bytes"]
+        applied = pa.ipc.read_record_batch(pa.py_buffer(body[:cut]), APPLIED)
+        outputs = pa.ipc.read_record_batch(pa.py_buffer(body[cut:]), with_rows(output_schema))
+        return cls(applied.column(0).to_numpy(), applied.column(1).to_numpy(), outputs)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The entries of the batch in progress, by lane."""
+
+    output_schema: pa.Schema
+    lanes: dict[str, list[Entry]] = field(default_factory=dict)
+    finished: dict[str, int] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
+
+    def clear(self) -> None:
+        self.lanes = {}
+        self.finished = {}
+
+    def record(self, lane: str, entry: Entry) -> None:
+        self.lanes.setdefault(lane, []).append(entry)
+
+    def unseen(self, lane: str, rows: Ints, hashes: Ints) -> npt.NDArray[np.bool_] | None:
+        """Which of the rows have not been applied; None says none has, the usual case, without work.
+
+        Raises NotReplayable when a row that was applied now comes with another key."""
+        entries = self.lanes.get(lane)
+        if not entries or len(rows) == 0 or rows[0] > max(_last(entry) for entry in entries):
+            return None
+        unseen = np.ones(len(rows), np.bool_)
+        for entry in entries:
+            if len(entry.rows) == 0:
+                continue
+            at = np.searchsorted(entry.rows, rows)
+            at[at == len(entry.rows)] = 0
+            seen = entry.rows[at] == rows
+            changed = seen & (entry.hashes[at] != hashes)
+            if changed.any():
+                raise NotReplayable(
+                    "a row that was applied before came again with another key: the input does not replay in the same order",
+                    todo="Name lane and sequence columns for this source, or make the input before the operator deterministic",
+                    lane=lane,
+                    row=int(rows[changed][0]),
+                )
+            unseen &= ~seen
+        return None if unseen.all() else unseen
+
+    def recorded(self, lane: str, rows: Ints) -> list[pa.RecordBatch]:
+        """Outputs that left after the given rows when they were applied."""
+        found = []
+        for entry in self.lanes.get(lane, ()):
+            after = entry.outputs.column(0).to_numpy()
+            kept = np.isin(after, rows)
+            if kept.any():
+                found.append(entry.outputs.filter(pa.array(kept)))
+        return found
+
+    def timer_outputs(self, lane: str) -> list[pa.RecordBatch]:
+        """Outputs of timers that were handed to this lane because it opened the batch."""
+        found = []
+        for entry in self.lanes.get(lane, ()):
+            fired = entry.outputs.column(0).to_numpy() < 0
+            if fired.any():
+                found.append(entry.outputs.filter(pa.array(fired)))
+        return found
+
+    def entries(self) -> Iterator[tuple[str, Entry]]:
+        for lane, entries in self.lanes.items():
+            for entry in entries:
+                yield lane, entry
+
+    @property
+    def row_count(self) -> int:
+        return sum(len(entry.rows) for _, entry in self.entries())
+
+
+def _last(entry: Entry) -> int:
+    return int(entry.rows[-1]) if len(entry.rows) else -1

@@ -1,0 +1,185 @@
+"""A variable that holds a list per key.
+
+Decides how lists are staged, merged and undone. An append costs what is appended: the base list is extended
+in place, and the undo is the list and the length it had. It must not know what is in an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+import msgpack
+import pyarrow as pa
+
+from godwit.state.changes import CLEAR, PUT, Changes, position_sub
+from godwit.state.deadlines import Expiry, Now, expiry_ms
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.shelf import Payload, Shelf
+from godwit.state.table import Moves, Ops, Row
+
+_ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
+
+
+def _size(elements: Sequence[bytes]) -> int:
+    return sum(map(len, elements)) + _ELEMENT_BYTES * len(elements)
+
+
+_FORM: Payload[list[bytes]] = Payload(size=_size, pack=msgpack.packb, unpack=msgpack.unpackb)
+
+
+@dataclass(slots=True)
+class _Staged:
+    """Elements that follow the base, or take its place."""
+
+    replaces: bool = False
+    elements: list[bytes] = field(default_factory=list)
+
+
+class ListTable:
+    """Lists of payloads by key. An empty list is no entry."""
+
+    def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
+        self.var = var
+        self.shelf: Shelf[list[bytes]] = Shelf(var, _FORM, key_codec)
+        self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
+        self._stage: dict[Key, _Staged] = {}
+        self._undo: dict[Key, tuple[list[bytes], int] | None] = {}
+
+    @property
+    def count(self) -> int:
+        return self.shelf.count
+
+    @property
+    def staged(self) -> bool:
+        return bool(self._stage)
+
+    def contains(self, key: Key) -> bool:
+        return self.shelf.contains(key)
+
+    def each_key(self) -> Iterator[Key]:
+        return (key for key, _ in self.shelf.items())
+
+    def get(self, key: Key) -> list[bytes]:
+        elements = self._raw(key)
+        if self._expiry is None:
+            return elements
+        return [live for element in elements if (live := self._expiry.live(element)) is not None]
+
+    def put(self, key: Key, elements: Sequence[bytes]) -> None:
+        self._stage[key] = _Staged(True, self._stamped(elements))
+
+    def append(self, key: Key, elements: Sequence[bytes]) -> None:
+        self._staged(key).elements += self._stamped(elements)
+
+    def clear(self, key: Key) -> None:
+        self._stage[key] = _Staged(True)
+
+    def clear_many(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.clear(key)
+
+    def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
+        rows: Iterable[Any] = zip(ops.tolist(), keys, values.to_pylist(), strict=True)
+        for op, key, value in rows:
+            if op == PUT:
+                self._staged(key).elements.append(value)
+            else:
+                self.clear(key)
+
+    def expire(self, now_ms: int) -> None:
+        if self._expiry is None:
+            return
+        for key in self._expiry.due(now_ms):
+            elements = self._raw(key)
+            live = [element for element in elements if expiry_ms(element) > now_ms]
+            # A list is rewritten whole, so not before half of it has expired: that bounds both space and work.
+            if 2 * len(live) <= len(elements):
+                self._stage[key] = _Staged(True, live)
+            else:
+                self._expiry.watch(key, max(now_ms + 1, expiry_ms(elements[len(elements) // 2])))
+
+    def merge(self, changes: Changes) -> Moves:
+        stage, self._stage = self._stage, {}
+        removed = self._merge_clears([key for key, staged in stage.items() if staged.replaces], changes)
+        added = self._merge_appends({key: staged.elements for key, staged in stage.items()}, changes)
+        if self._expiry is not None:
+            for key, staged in stage.items():
+                if staged.elements:
+                    self._expiry.watch(key, expiry_ms(staged.elements[0]))
+            self._expiry.keep()
+        return Moves(added, removed)
+
+    def rollback(self) -> None:
+        self._stage = {}
+        if self._expiry is not None:
+            self._expiry.forget()
+
+    def settle(self) -> None:
+        self._undo = {}
+
+    def rows(self, committed: bool) -> Iterator[Row]:
+        undo = self._undo if committed else {}
+        for key, elements in self.shelf.items():
+            if key not in undo:
+                yield from _rows(key, elements, len(elements))
+        for key, old in undo.items():
+            if old is not None:
+                yield from _rows(key, *old)
+
+    def _staged(self, key: Key) -> _Staged:
+        staged = self._stage.get(key)
+        if staged is None:
+            staged = self._stage[key] = _Staged()
+        return staged
+
+    def _stamped(self, elements: Sequence[bytes]) -> list[bytes]:
+        return list(elements) if self._expiry is None else list(map(self._expiry.stamp, elements))
+
+    def _raw(self, key: Key) -> list[bytes]:
+        staged = self._stage.get(key)
+        if staged is not None and staged.replaces:
+            return list(staged.elements)
+        base = self.shelf.get(key) or []
+        return base + staged.elements if staged is not None else list(base)
+
+    def _merge_clears(self, keys: Sequence[Key], changes: Changes) -> list[Key]:
+        olds = {key: old for key in keys if (old := self.shelf.get(key)) is not None}
+        for key, old in olds.items():
+            self._remember(key, old)
+        self.shelf.remove_many(list(olds), list(olds.values()))
+        changes.add(self.var, CLEAR, list(olds))
+        return list(olds)
+
+    def _merge_appends(self, appends: dict[Key, list[bytes]], changes: Changes) -> list[Key]:
+        fresh: dict[Key, list[bytes]] = {}
+        keys: list[Key] = []
+        subs: list[bytes] = []
+        values: list[bytes] = []
+        for key, elements in appends.items():
+            base = self.shelf.get(key)
+            self._remember(key, base)
+            start = 0 if base is None else len(base)
+            keys += [key] * len(elements)
+            subs += map(position_sub, range(start, start + len(elements)))
+            values += elements
+            if base is not None:
+                base += elements
+                self.shelf.grew(_size(elements))
+            elif elements:
+                fresh[key] = elements
+        changes.add(self.var, PUT, keys, subs, values)
+        added = list(fresh)
+        self.shelf.put_many(fresh, ())
+        return added
+
+    def _remember(self, key: Key, old: list[bytes] | None) -> None:
+        # The base list may grow in place from here on, and what takes its place is another list: its first
+        # elements stay what they are now.
+        self._undo.setdefault(key, None if old is None else (old, len(old)))
+
+
+def _rows(key: Key, elements: Sequence[bytes], count: int) -> Iterator[Row]:
+    return ((key, position_sub(i), element) for i, element in enumerate(islice(elements, count)))

@@ -1,0 +1,182 @@
+"""Which files of a host's directory are in use, and which process may say so.
+
+Decides what counts as state (the manifest), who may write (the claim of the newest generation) and what may
+be removed. It must not know what is inside the files.
+
+Every generation has a manifest of its own and only the newest one counts. So a process that was taken for
+dead and wakes up later replaces a manifest that nobody reads any more: with one shared name it could put an
+old list of files in the place of its successor's.
+
+Three rules make that safe without any lock between processes:
+- a generation claims its number first and only then looks at the files of older ones;
+- a writer looks for newer claims after each write and before it says that the write is done: either it sees
+  the claim and fails, or the claim came later and its owner sees the write;
+- files are removed only after the manifest that no longer names them is in place, and only if there is no
+  newer claim even then: a later claimant reads that manifest, an earlier one keeps its files.
+They need a file system on which a name that one process made is seen by all others at once: any local one,
+and network file systems without a cache for names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from godwit.state.damage import corrupt, newer_version, stale, unusable
+from godwit.state.segments import FileName, list_names, replace_file, sync_directory
+
+MANIFEST_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A finished file: only its first `bytes` count. `operators` is kept for error messages."""
+
+    file: str
+    bytes: int
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """State is: the snapshots in order, the segments in order, this generation's own from `own_from` on."""
+
+    generation: int
+    starts: tuple[tuple[int, int], ...] = ()  # (generation, its first lsn), oldest first
+    snapshots: tuple[Stored, ...] = ()  # the base, then what changed since
+    segments: tuple[Stored, ...] = ()  # of older generations
+    own_from: int = 1
+
+    def names(self, name: FileName) -> bool:
+        """Tell whether a file, of this generation or an older one, is in use."""
+        if name.partial:
+            return False
+        if name.kind in ("claim", "manifest"):
+            return name.generation == self.generation
+        if name.kind == "log" and name.generation == self.generation:
+            return name.seq >= self.own_from
+        return any(str(name) == stored.file for stored in (*self.snapshots, *self.segments))
+
+    def own_segments(self, directory: Path) -> list[FileName]:
+        """The segments of this generation, oldest first."""
+        found = [n for n in list_names(directory) if n.kind == "log" and self.names(n)]
+        own = [name for name in found if name.generation == self.generation]
+        for seq, name in enumerate(own, self.own_from):
+            if name.seq != seq:
+                missing = directory / str(FileName("log", self.generation, seq))
+                raise corrupt(missing, "the file is missing, and there are later ones")
+        return own
+
+
+def claim(directory: Path) -> int:
+    """Take the next generation. Whoever had an older one is fenced from now on."""
+    while True:
+        generation = 1 + max((name.generation for name in list_names(directory)), default=0)
+        path = directory / str(FileName("claim", generation))
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        except FileExistsError:
+            continue  # another process took the number in between
+        except OSError as error:
+            raise unusable("create", path, error) from error
+        return generation
+
+
+class Fence:
+    """Tells whether a newer generation exists; two looks at file names."""
+
+    def __init__(self, directory: Path, generation: int) -> None:
+        self._directory = directory
+        self._generation = generation
+        self._next = str(directory / str(FileName("claim", generation + 1)))
+        self._own = str(directory / str(FileName("claim", generation)))
+
+    def down(self) -> bool:
+        """The next claim may come and be swept by one that is newer still, but ours is swept before it."""
+        return os.access(self._next, os.F_OK) or not os.access(self._own, os.F_OK)
+
+    def check(self) -> None:
+        if self.down():
+            raise stale(self._directory, self._generation)
+
+
+def newest_manifest(directory: Path) -> Manifest | None:
+    """What the directory holds, or None if it was never used."""
+    names = [name for name in list_names(directory) if not name.partial]
+    manifests = [name.generation for name in names if name.kind == "manifest"]
+    if manifests:
+        return read_manifest(directory, manifests[-1])
+    if orphans := [name for name in names if name.kind != "claim"]:
+        found = ", ".join(map(str, orphans[:3]))
+        raise corrupt(directory, f"there is no manifest, but there are files that one should name ({found})")
+    return None
+
+
+def read_manifest(directory: Path, generation: int) -> Manifest:
+    path = directory / str(FileName("manifest", generation))
+    try:
+        return _decode(path, path.read_bytes())
+    except FileNotFoundError:
+        raise corrupt(path, "the file is missing") from None
+    except OSError as error:
+        raise unusable("read", path, error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        flaw = f"not a manifest ({error!r}); the state of every operator on this host depends on it"
+        raise corrupt(path, flaw) from error
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Always synced, whatever the durability: what it names replaces all older files."""
+    content = asdict(manifest)
+    document = {"version": MANIFEST_VERSION, "crc32": _checksum(content), "content": content}
+    path = directory / str(FileName("manifest", manifest.generation))
+    replace_file(path, json.dumps(document, indent=1).encode())
+
+
+def sweep(directory: Path, manifest: Manifest) -> None:
+    """Remove what is not in use, of this and older generations; the manifest is in place already.
+
+    Claims go last and oldest first (see `Fence.down`). A file that cannot be removed stays until the next
+    sweep: it is in nobody's way.
+    """
+    if Fence(directory, manifest.generation).down():
+        return
+    names = [name for name in list_names(directory) if name.generation <= manifest.generation]
+    unused = [name for name in names if not manifest.names(name)]
+    for name in sorted(unused, key=lambda name: (name.kind == "claim", name)):
+        try:
+            (directory / str(name)).unlink(missing_ok=True)
+        except OSError:
+            if name.kind == "claim":
+                break
+    if unused:
+        sync_directory(directory)
+
+
+def _decode(path: Path, data: bytes) -> Manifest:
+    document = json.loads(data)
+    if document["version"] > MANIFEST_VERSION:
+        raise newer_version(path, document["version"], MANIFEST_VERSION)
+    content = document["content"]
+    if _checksum(content) != document["crc32"]:
+        raise ValueError("the checksum does not match")
+    return Manifest(
+        generation=content["generation"],
+        starts=tuple((generation, lsn) for generation, lsn in content["starts"]),
+        snapshots=_stored(content["snapshots"]),
+        segments=_stored(content["segments"]),
+        own_from=content["own_from"],
+    )
+
+
+def _stored(rows: Iterable[dict[str, Any]]) -> tuple[Stored, ...]:
+    return tuple(Stored(row["file"], row["bytes"], tuple(row["operators"])) for row in rows)
+
+
+def _checksum(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

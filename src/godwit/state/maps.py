@@ -1,0 +1,272 @@
+"""A variable that holds a map per key.
+
+Decides how maps are staged, merged and undone, entry by entry: neither a write nor its undo costs more than
+the entries it touches. Entries keep their order of insertion, a removed one that comes back goes to the
+end. (A committed view taken after removals shows the entries brought back last.) It must not know what is
+in an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import msgpack
+import pyarrow as pa
+
+from godwit.state.changes import CLEAR, PUT, REMOVE, Changes
+from godwit.state.deadlines import Expiry, Now, expiry_ms
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.shelf import Payload, Shelf
+from godwit.state.table import Moves, Ops, Row
+
+Entries: TypeAlias = dict[bytes, bytes]
+
+_ENTRY_BYTES: Final = 130  # two bytes objects' headers and their place in the dictionary
+
+
+def _size(entries: Entries) -> int:
+    return sum(map(len, entries)) + sum(map(len, entries.values())) + _ENTRY_BYTES * len(entries)
+
+
+_FORM: Payload[Entries] = Payload(size=_size, pack=msgpack.packb, unpack=msgpack.unpackb)
+
+
+@dataclass(slots=True)
+class _Staged:
+    """Changed entries (None: removed) over the base, or over nothing if that was cleared.
+
+    `reborn` are entries of the base that were removed and then put again, and so come last.
+    """
+
+    cleared: bool = False
+    entries: dict[bytes, bytes | None] = field(default_factory=dict)
+    reborn: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Undo:
+    """A base map, which may change in place, and what the changed entries held (None: nothing)."""
+
+    base: Entries
+    entries: dict[bytes, bytes | None] = field(default_factory=dict)
+
+    def before(self) -> Entries:
+        entries = dict(self.base)
+        for sub, old in self.entries.items():
+            if old is None:
+                entries.pop(sub, None)
+            else:
+                entries[sub] = old
+        return entries
+
+
+class MapTable:
+    """Maps of encoded user key to payload, by key. An empty map is no entry."""
+
+    def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
+        self.var = var
+        self.shelf: Shelf[Entries] = Shelf(var, _FORM, key_codec)
+        self._expiry: Expiry[tuple[Key, bytes]] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
+        self._stage: dict[Key, _Staged] = {}
+        self._undo: dict[Key, _Undo | None] = {}
+
+    @property
+    def count(self) -> int:
+        return self.shelf.count
+
+    @property
+    def staged(self) -> bool:
+        return bool(self._stage)
+
+    def contains(self, key: Key) -> bool:
+        return self.shelf.contains(key)
+
+    def each_key(self) -> Iterator[Key]:
+        return (key for key, _ in self.shelf.items())
+
+    def get(self, key: Key, sub: bytes) -> bytes | None:
+        payload = self._raw(key, sub)
+        return payload if payload is None or self._expiry is None else self._expiry.live(payload)
+
+    def items(self, key: Key) -> list[tuple[bytes, bytes]]:
+        return list(self._live(key))
+
+    def exists(self, key: Key) -> bool:
+        return next(self._live(key), None) is not None
+
+    def put(self, key: Key, sub: bytes, payload: bytes) -> None:
+        staged = self._staged(key)
+        if self._expiry is not None:
+            payload = self._expiry.stamp(payload)
+            if self.get(key, sub) is None:
+                self.remove(key, sub)  # what has expired is gone, so this one comes last
+        self._put(staged, sub, payload)
+
+    def remove(self, key: Key, sub: bytes) -> None:
+        staged = self._staged(key)
+        staged.entries.pop(sub, None)
+        staged.reborn.discard(sub)
+        if self._in_base(key, staged, sub):
+            staged.entries[sub] = None
+
+    def clear(self, key: Key) -> None:
+        self._stage[key] = _Staged(True)
+
+    def clear_many(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.clear(key)
+
+    def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
+        rows: Iterable[Any] = zip(ops.tolist(), keys, subs.to_pylist(), values.to_pylist(), strict=True)
+        for op, key, sub, value in rows:
+            if op == PUT:
+                self._put(self._staged(key), sub, value)
+            elif op == REMOVE:
+                self.remove(key, sub)
+            else:
+                self.clear(key)
+
+    def expire(self, now_ms: int) -> None:
+        if self._expiry is None:
+            return
+        for key, sub in self._expiry.due(now_ms):
+            payload = self._raw(key, sub)
+            if payload is not None and expiry_ms(payload) <= now_ms:
+                self.remove(key, sub)
+            elif payload is not None:
+                self._expiry.watch((key, sub), expiry_ms(payload))
+
+    def merge(self, changes: Changes) -> Moves:
+        stage, self._stage = self._stage, {}
+        cleared = self._merge_clears([key for key, staged in stage.items() if staged.cleared], changes)
+        removed = self._merge_removes(stage, changes)
+        added = self._merge_puts(stage, changes)
+        emptied = [key for key in removed if self.shelf.get(key) == {}]
+        self.shelf.remove_many(emptied, [{}] * len(emptied))
+        if self._expiry is not None:
+            self._expiry.keep()
+        return Moves(added, [*cleared, *emptied])
+
+    def rollback(self) -> None:
+        self._stage = {}
+        if self._expiry is not None:
+            self._expiry.forget()
+
+    def settle(self) -> None:
+        self._undo = {}
+
+    def rows(self, committed: bool) -> Iterator[Row]:
+        undo = self._undo if committed else {}
+        for key, entries in self.shelf.items():
+            if key not in undo:
+                yield from ((key, sub, payload) for sub, payload in entries.items())
+        for key, old in undo.items():
+            if old is not None:
+                yield from ((key, sub, payload) for sub, payload in old.before().items())
+
+    def _staged(self, key: Key) -> _Staged:
+        staged = self._stage.get(key)
+        if staged is None:
+            staged = self._stage[key] = _Staged()
+        return staged
+
+    def _in_base(self, key: Key, staged: _Staged, sub: bytes) -> bool:
+        return not staged.cleared and sub in (self.shelf.get(key) or ())
+
+    def _put(self, staged: _Staged, sub: bytes, payload: bytes) -> None:
+        if sub in staged.entries and staged.entries[sub] is None:
+            del staged.entries[sub]
+            staged.reborn.add(sub)
+        staged.entries[sub] = payload
+
+    def _raw(self, key: Key, sub: bytes) -> bytes | None:
+        staged = self._stage.get(key)
+        if staged is not None and (staged.cleared or sub in staged.entries):
+            return staged.entries.get(sub)
+        base = self.shelf.get(key)
+        return None if base is None else base.get(sub)
+
+    def _all(self, key: Key) -> Iterator[tuple[bytes, bytes]]:
+        """Entries as the stage shows them, in order."""
+        staged = self._stage.get(key, _Staged())
+        base = {} if staged.cleared else self.shelf.get(key) or {}
+        for sub, payload in base.items():
+            shown = staged.entries.get(sub, payload)
+            if shown is not None and sub not in staged.reborn:
+                yield sub, shown
+        for sub, entry in staged.entries.items():
+            if entry is not None and (sub not in base or sub in staged.reborn):
+                yield sub, entry
+
+    def _live(self, key: Key) -> Iterator[tuple[bytes, bytes]]:
+        if self._expiry is None:
+            yield from self._all(key)
+            return
+        for sub, payload in self._all(key):
+            live = self._expiry.live(payload)
+            if live is not None:
+                yield sub, live
+
+    def _merge_clears(self, keys: Sequence[Key], changes: Changes) -> list[Key]:
+        olds = {key: old for key in keys if (old := self.shelf.get(key)) is not None}
+        for key, old in olds.items():
+            self._remember(key, old, ())
+        self.shelf.remove_many(list(olds), list(olds.values()))
+        changes.add(self.var, CLEAR, list(olds))
+        return list(olds)
+
+    def _merge_removes(self, stage: dict[Key, _Staged], changes: Changes) -> list[Key]:
+        keys: list[Key] = []
+        subs: list[bytes] = []
+        touched: list[Key] = []
+        for key, staged in stage.items():
+            gone = [sub for sub, entry in staged.entries.items() if entry is None or sub in staged.reborn]
+            base = self.shelf.get(key)
+            if base is None or not gone:
+                continue
+            self._remember(key, base, gone)
+            self.shelf.grew(-_size({sub: base.pop(sub) for sub in gone}))
+            keys += [key] * len(gone)
+            subs += gone
+            touched.append(key)
+        changes.add(self.var, REMOVE, keys, subs)
+        return touched
+
+    def _merge_puts(self, stage: dict[Key, _Staged], changes: Changes) -> list[Key]:
+        keys: list[Key] = []
+        fresh: dict[Key, Entries] = {}
+        puts: list[tuple[bytes, bytes]] = []
+        for key, staged in stage.items():
+            entries = {sub: payload for sub, payload in staged.entries.items() if payload is not None}
+            if not entries:
+                continue
+            keys += [key] * len(entries)
+            puts += entries.items()
+            self._watch(key, entries)
+            base = self.shelf.get(key)
+            self._remember(key, base, entries)
+            if base is None:
+                fresh[key] = entries
+            else:
+                self.shelf.grew(_size(entries) - _size({sub: base[sub] for sub in entries if sub in base}))
+                base.update(entries)
+        changes.add(self.var, PUT, keys, [sub for sub, _ in puts], [payload for _, payload in puts])
+        added = list(fresh)
+        self.shelf.put_many(fresh, ())
+        return added
+
+    def _watch(self, key: Key, entries: Entries) -> None:
+        if self._expiry is not None:
+            for sub, payload in entries.items():
+                self._expiry.watch((key, sub), expiry_ms(payload))
+
+    def _remember(self, key: Key, base: Entries | None, subs: Iterable[bytes]) -> None:
+        if key not in self._undo:
+            self._undo[key] = None if base is None else _Undo(base)
+        undo = self._undo[key]
+        # A base that was replaced (cleared, or read back from disk) is no longer changed by anyone.
+        if undo is not None and undo.base is base:
+            for sub in subs:
+                undo.entries.setdefault(sub, base.get(sub))

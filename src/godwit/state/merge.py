@@ -1,0 +1,218 @@
+"""Merging changelog files: many parts of an operator's state in, the rows that still matter out.
+
+Decides, operator by operator, which parts are merged (state of settled batches), which are carried as they
+are (whatever later batches may still undo or answer from) and which are dropped. It must not know how keys
+and values are coded (the define part brings the schema of the rows), nor which files there are.
+
+Rows are merged slice by slice (see slices.py), so that of a large snapshot only one slice is in memory:
+about `slice_bytes` from each file, and a few times that while rows are matched. What is not yet in slices,
+the segments of the log, is held as a whole. All rows of one key are in one slice, however many they are.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+from typing import Final
+
+import pyarrow as pa
+
+from godwit.errors import InvariantBroken
+from godwit.state.changes import COLUMN_VAR, latest
+from godwit.state.damage import corrupt
+from godwit.state.frames import Body, FrameReader, Info, Part
+from godwit.state.slices import split
+
+SLICES_MAX: Final = 4096
+_PART_BYTES: Final = 4 << 20  # rows go into parts of about this size, for whoever replays them
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part in a file: in memory already, or to be read when it is needed."""
+
+    info: Info
+    size_bytes: int
+    reader: FrameReader
+    offset: int
+    position: int
+    body: Body | None = None
+
+    def load(self) -> Part:
+        if self.body is not None:
+            return Part(self.info, self.body)
+        return self.reader.sound_frame_at(self.offset).parts[self.position]
+
+    @property
+    def slice(self) -> tuple[int, int] | None:
+        """(index, count) if the rows are of one slice, as those of an earlier merge are."""
+        index, count = self.info.get("slice", (0, 0))
+        return (index, count) if count else None
+
+    @property
+    def source(self) -> object:
+        """Parts with the same source that follow each other are read together."""
+        return (self.reader.path, self.slice[1]) if self.slice else None
+
+
+@dataclass(slots=True)
+class Share:
+    """What some files hold of one operator, in order, from its last drop on."""
+
+    dropped: Piece | None = None
+    define: Piece | None = None
+    pieces: list[Piece] = field(default_factory=list)
+
+    def divide(self, settled: int | None) -> tuple[list[Piece], list[Piece]]:
+        """(to be merged, to be carried). Merged rows go first, so only a prefix of the state parts may be.
+
+        Rows that were merged before were settled then, and whatever stands before them was too.
+        """
+        merged_before = [at for at, piece in enumerate(self.pieces) if piece.slice]
+        known = [self.pieces[at].info["batch"] for at in merged_before]
+        limit = max([*known, *([] if settled is None else [settled])], default=None)
+        prefix = max(merged_before, default=-1)
+        marks = [at for at, piece in enumerate(self.pieces) if piece.info["kind"] == "mark"]
+        merged: list[Piece] = []
+        carried: list[Piece] = []
+        held_back = False
+        for at, piece in enumerate(self.pieces):
+            kind = piece.info["kind"]
+            over = limit is not None and piece.info.get("batch", limit + 1) <= limit
+            if kind == "state" and (at <= prefix or (over and not held_back)):
+                merged.append(piece)
+                continue
+            held_back = held_back or kind == "state"
+            if (kind == "ledger" and over) or (kind == "mark" and at != marks[-1]):
+                continue
+            carried.append(piece)
+        return merged, carried
+
+
+@dataclass(frozen=True, slots=True)
+class FileParts:
+    """The parts of a file; with `outline`, bodies stay in it until they are needed."""
+
+    reader: FrameReader
+    outline: bool
+
+    def __enter__(self) -> FileParts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+
+    def __iter__(self) -> Iterator[Piece]:
+        if self.outline:
+            for offset, _, infos in self.reader.outlines():
+                for position, info in enumerate(infos):
+                    yield Piece(info, info.pop("bytes"), self.reader, offset, position)
+        else:
+            for frame in self.reader.frames():
+                for position, (info, body) in enumerate(frame.parts):
+                    yield Piece(info, len(body), self.reader, frame.offset, position, body)
+
+
+def gather(files: Iterable[FileParts]) -> dict[str, Share]:
+    """The shares of all operators."""
+    shares: dict[str, Share] = {}
+    for piece in chain.from_iterable(files):
+        operator = str(piece.info.get("op"))
+        share = shares.setdefault(operator, Share())
+        match piece.info["kind"]:
+            case "drop":
+                shares[operator] = Share(dropped=piece)
+            case "define":
+                share.define = piece
+            case _:
+                share.pieces.append(piece)
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """How shares become the parts of a snapshot."""
+
+    settled: Mapping[str, int]
+    defined: Mapping[str, Piece]  # define parts in files before those that are merged
+    whole: bool  # nothing stands before these files: what only undoes older rows can go
+    slice_bytes: int
+
+    def parts(self, shares: Mapping[str, Share]) -> Iterator[Part]:
+        for operator, share in shares.items():
+            merged, carried = share.divide(self.settled.get(operator))
+            if share.dropped and not self.whole:
+                yield share.dropped.load()
+            if share.define:
+                yield share.define.load()
+            if merged:
+                define = share.define or (None if share.dropped else self.defined.get(operator))
+                yield from self._rows(operator, define, merged)
+            yield from (piece.load() for piece in carried)
+
+    def _rows(self, operator: str, define: Piece | None, merged: Sequence[Piece]) -> Iterator[Part]:
+        if define is None:
+            raise InvariantBroken("state was logged of an operator that was never defined", operator=operator)
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(define.info["schema"])))
+        sources = [_Source(list(pieces), schema) for _, pieces in groupby(merged, lambda p: p.source)]
+        batch = max(piece.info["batch"] for piece in merged)
+        count = slice_count(sum(piece.size_bytes for piece in merged), self.slice_bytes)
+        for index in range(count):
+            rows = pa.concat_tables([source.rows(index, count) for source in sources]).combine_chunks()
+            rows = latest(rows, schema.names[:COLUMN_VAR], keep_removals=not self.whole)
+            info = {"kind": "state", "op": operator, "batch": batch, "slice": [index, count]}
+            yield from (Part(info, body) for body in _serialized(rows))
+
+
+class _Source:
+    """State parts that follow each other: of one earlier merge, in its slices, or not in slices yet."""
+
+    def __init__(self, pieces: Sequence[Piece], schema: pa.Schema) -> None:
+        self._schema = schema
+        self._count = 1
+        self._pieces: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            index, self._count = piece.slice or (0, 1)
+            self._pieces.setdefault(index, []).append(piece)
+        self._divided: dict[int, pa.Table] = {}
+
+    def rows(self, index: int, count: int) -> pa.Table:
+        """The rows of a slice; slices are asked for in order, each once."""
+        if self._count >= count:
+            ratio = self._count // count
+            return self._read(range(index * ratio, (index + 1) * ratio))
+        if index not in self._divided:
+            ratio = count // self._count
+            begin = index - index % ratio
+            rows = self._read([index // ratio]).combine_chunks()
+            finer = split(rows, len(self._schema) + COLUMN_VAR, count)
+            self._divided = dict(enumerate(finer[begin : begin + ratio], begin))
+        return self._divided.pop(index)
+
+    def _read(self, indexes: Iterable[int]) -> pa.Table:
+        pieces = [piece for index in indexes for piece in self._pieces.get(index, ())]
+        return pa.Table.from_batches([self._batch(piece) for piece in pieces], self._schema)
+
+    def _batch(self, piece: Piece) -> pa.RecordBatch:
+        body = piece.load().body
+        try:
+            return pa.ipc.read_record_batch(pa.py_buffer(body), self._schema)
+        except (pa.ArrowInvalid, OSError) as error:
+            flaw = f"rows are not readable ({error})"
+            operators = [piece.info["op"]]
+            raise corrupt(piece.reader.path, flaw, offset=piece.offset, operators=operators) from error
+
+
+def slice_count(total_bytes: int, slice_bytes: int) -> int:
+    """A power of two, so that slices of different files lie in each other."""
+    needed = -(-total_bytes // slice_bytes)
+    return min(1 << max(needed - 1, 0).bit_length(), SLICES_MAX)
+
+
+def _serialized(rows: pa.Table) -> Iterator[pa.Buffer]:
+    if rows.num_rows:
+        rows_max = max(1, rows.num_rows * _PART_BYTES // max(rows.nbytes, 1))
+        for batch in rows.combine_chunks().to_batches(max_chunksize=rows_max):
+            yield batch.serialize()

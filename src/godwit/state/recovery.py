@@ -1,0 +1,193 @@
+"""Taking over a host's checkpoint directory: what is in it, and where older generations end.
+
+Decides which bytes of older generations count (everything written before the takeover, up to a torn tail)
+and writes that down in the new generation's manifest, so that a fenced writer can append what it likes. It
+must not know how state is kept nor how frames are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from godwit.errors import CheckpointCorrupt, GodwitError
+from godwit.state.damage import corrupt, unusable
+from godwit.state.frames import BLOCK_BYTES, Frame, FrameReader, Part
+from godwit.state.manifest import Fence, Manifest, Stored, claim, newest_manifest, sweep, write_manifest
+from godwit.state.segments import Durability, FileName, sync_directory, sync_path
+
+_STANDING: Final = frozenset(("define", "mark", "drop"))
+
+
+class Standing:
+    """The newest define and mark part of every operator: what each new segment begins with."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, str], Part] = {}
+
+    def observe(self, part: Part) -> bool:
+        """Take note of a part, in log order; False if it says nothing new."""
+        kind = part.info.get("kind")
+        if kind not in _STANDING:
+            return True
+        operator = str(part.info.get("op"))
+        if kind != "drop":
+            kept = Part(dict(part.info), bytes(part.body))
+            if self._parts.get((operator, kind)) == kept:
+                return False
+            self._parts[operator, kind] = kept
+        else:
+            self._parts.pop((operator, "define"), None)
+            self._parts.pop((operator, "mark"), None)
+        return True
+
+    def parts(self) -> list[Part]:
+        return [part for _, part in sorted(self._parts.items())]
+
+
+class Recovered:
+    """What a directory held when it was taken over."""
+
+    def __init__(self, directory: Path, manifest: Manifest, next_lsn: int) -> None:
+        self.generation = manifest.generation
+        self.starts = list(manifest.starts)
+        self.next_lsn = next_lsn
+        self.standing = Standing()
+        self.read_to_end = not (manifest.snapshots or manifest.segments)
+        self._directory = directory
+        self._manifest = manifest
+
+    def parts(self) -> Iterator[Part]:
+        """All parts in the order in which they count, to be read to the end before the log is used.
+
+        A define or mark that only repeats what stands (as at the head of every segment) is left out. Bodies
+        are views of what was read: keep a copy, not the view, of what is to stay.
+        """
+        for frame in self._frames():
+            for part in frame.parts:
+                if self.standing.observe(part):
+                    yield part
+        self.read_to_end = True
+
+    def _frames(self) -> Iterator[Frame]:
+        for stored in self._manifest.snapshots:
+            with self._open(stored) as reader:
+                yield from reader.frames()
+        lsn = None
+        for stored in self._manifest.segments:
+            with self._open(stored) as reader:
+                for frame in reader.frames(lsn):
+                    yield frame
+                    lsn = frame.lsn + 1
+        if lsn not in (None, self.next_lsn):
+            raise corrupt(self._directory, f"the log ends before lsn {lsn}, not before lsn {self.next_lsn}")
+
+    def _open(self, stored: Stored) -> FrameReader:
+        try:
+            return open_reader(self._directory / stored.file, stored.bytes, stored.operators)
+        except CheckpointCorrupt:
+            Fence(self._directory, self.generation).check()  # a newer generation may have removed it
+            raise
+
+
+def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recovered]:
+    """Fence whoever wrote here before and fix what of it counts."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable("create", directory, error) from error
+    generation = claim(directory)
+    fence = Fence(directory, generation)
+    try:
+        manifest, next_lsn = _succeed(directory, generation)
+    except CheckpointCorrupt:
+        fence.check()  # a still newer generation may have removed what is missing
+        raise
+    if durability == "disk":
+        _sync(directory, manifest)
+    write_manifest(directory, manifest)
+    fence.check()
+    sweep(directory, manifest)
+    return manifest, Recovered(directory, manifest, next_lsn)
+
+
+def _succeed(directory: Path, generation: int) -> tuple[Manifest, int]:
+    old = newest_manifest(directory)
+    if old is None:
+        return Manifest(generation, starts=((generation, 1),)), 1
+    ended, next_lsn = _end_of(directory, old)
+    segments = (*old.segments, *ended)
+    for position, stored in enumerate(old.snapshots):
+        _check_there(directory, old.snapshots, position, stored)
+    for position, stored in enumerate(segments):
+        _check_there(directory, segments, position, stored)
+    starts = (*old.starts, (generation, next_lsn))
+    return Manifest(generation, starts, old.snapshots, segments), next_lsn
+
+
+def _end_of(directory: Path, old: Manifest) -> tuple[list[Stored], int]:
+    """The segments that the last generation wrote, without a torn tail, and the lsn that comes next."""
+    own = [directory / str(name) for name in old.own_segments(directory)]
+    ended = [Stored(path.name, _size_bytes(path)) for path in own[:-1]]
+    last_lsn = None
+    for path in own[-1:]:
+        with open_reader(path) as reader:
+            end, last_lsn = reader.sound_end()
+        if last_lsn is not None:
+            ended.append(Stored(path.name, end))
+    if last_lsn is None and ended:  # a crash came before the first frame of the newest segment was whole
+        with open_reader(directory / ended[-1].file) as reader:
+            last_lsn = max(frame.lsn for frame in reader.frames())
+    return ended, old.starts[-1][1] if last_lsn is None else last_lsn + 1
+
+
+def _check_there(directory: Path, row: Sequence[Stored], position: int, stored: Stored) -> None:
+    path = directory / stored.file
+    size = path.stat().st_size if path.exists() else None
+    if size is not None and size >= stored.bytes:
+        return
+    flaw = "the file is missing" if size is None else f"it has {size} bytes of {stored.bytes}"
+    beside = [*row[max(position - 1, 0) : position], *row[position + 1 : position + 2]]
+    operators = {op for neighbour in (stored, *beside) for op in _operators(directory, neighbour)}
+    raise corrupt(path, f"{flaw}; what it holds of the named operators' state is lost", operators=operators)
+
+
+def _operators(directory: Path, stored: Stored) -> set[str]:
+    """Operators named by a file: every segment names all of them in its first frame."""
+    named = set(stored.operators)
+    with suppress(GodwitError, OSError), FrameReader(directory / stored.file, stored.bytes) as reader:
+        first = [info for _, _, infos in islice(reader.outlines(), 2) for info in infos]
+        named |= {info["op"] for info in first if "op" in info}
+    return named
+
+
+def _sync(directory: Path, manifest: Manifest) -> None:
+    """The last writer may have died between writing and syncing; what counts from now on must stay."""
+    for stored in manifest.segments:
+        sync_path(directory / stored.file)
+    sync_directory(directory)
+
+
+def open_reader(
+    path: Path, end: int | None = None, operators: Sequence[str] = (), block_bytes: int = BLOCK_BYTES
+) -> FrameReader:
+    try:
+        return FrameReader(path, end, block_bytes)
+    except FileNotFoundError:
+        raise corrupt(path, "the file is missing", operators=operators) from None
+    except OSError as error:
+        raise unusable("read", path, error) from error
+
+
+def _size_bytes(path: Path) -> int:
+    with open_reader(path) as reader:
+        return reader.size_bytes
+
+
+def sealed_segments(directory: Path, manifest: Manifest, open_seq: int) -> list[Path]:
+    """Segments that nobody writes to any more, oldest first."""
+    own = [FileName("log", manifest.generation, seq) for seq in range(manifest.own_from, open_seq)]
+    return [directory / name for name in (*(s.file for s in manifest.segments), *map(str, own))]

@@ -1,0 +1,69 @@
+"""What the three kinds of variable and the timers have in common, so that they can be committed and moved alike.
+
+Every table has a base (what is merged), a stage (what the chunk at hand changed) and an undo (what the base
+held when the last batch was committed, for what has changed since). Decides that contract only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from godwit.state.changes import Changes
+from godwit.state.keys import Key
+
+Ops: TypeAlias = npt.NDArray[np.int8]
+Row: TypeAlias = tuple[Key, bytes | None, bytes | None]  # key, sub, value
+
+
+class Moves(NamedTuple):
+    """Keys that a merge brought into a table, and keys of which it left nothing there."""
+
+    added: Sequence[Key] = ()
+    removed: Sequence[Key] = ()
+
+
+class Table(Protocol):
+    """A part of every key's state."""
+
+    var: int
+
+    @property
+    def count(self) -> int:
+        """How many keys have something here."""
+        ...
+
+    @property
+    def staged(self) -> bool: ...
+
+    def contains(self, key: Key) -> bool: ...
+
+    def each_key(self) -> Iterator[Key]: ...
+
+    def clear_many(self, keys: Iterable[Key]) -> None:
+        """Stage that nothing is left of these keys."""
+        ...
+
+    def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
+        """Stage change rows as they are, in order."""
+        ...
+
+    def expire(self, now_ms: int) -> None:
+        """Stage the removal of what has outlived its time."""
+        ...
+
+    def merge(self, changes: Changes) -> Moves:
+        """Move the stage into the base, remember what was there, and note the changes."""
+        ...
+
+    def rollback(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def rows(self, committed: bool) -> Iterator[Row]:
+        """What PUT rows would bring all of this back: of now, or of the last settled moment."""
+        ...

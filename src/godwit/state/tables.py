@@ -1,0 +1,271 @@
+"""The keyed state of one instance: every variable and the timers of every key.
+
+Decides when state changes: a chunk works on a stage, `commit` merges all of it and says what changed,
+`rollback` drops all of it, and until `settle` the state of the last committed batch can still be exported.
+It must not know batches, lanes or files; of time it knows only the `now_ms` it is told, which says what has
+outlived its time to live.
+
+Variables are named by their position. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import DefinitionError, InvariantBroken
+from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, PUT, TIMERS, Changes
+from godwit.state.deadlines import Now
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.lists import ListTable
+from godwit.state.maps import MapTable
+from godwit.state.shelf import Shelf
+from godwit.state.spill import Spill
+from godwit.state.table import Moves, Row, Table
+from godwit.state.timers import Timers
+from godwit.state.values import ValueTable
+from godwit.state.variables import Variable
+
+_EXPORT_ROWS_MAX: Final = 50_000
+_EXPORT_BYTES_MAX: Final = 64 << 20
+
+
+class KeyedState:
+    """Staged access to variables and timers by key."""
+
+    def __init__(
+        self,
+        variables: Sequence[Variable],
+        key_codec: KeyCodec,
+        spill_dir: Path | None = None,
+        memory_max_bytes: int | None = None,
+    ) -> None:
+        if memory_max_bytes is not None and spill_dir is None:
+            raise DefinitionError("a memory limit needs a directory to spill to", todo="Name a spill directory")
+        self.key_codec = key_codec
+        self.key_count = 0
+        self._now = Now()
+        self._spill_dir = spill_dir
+        self._memory_max_bytes = memory_max_bytes
+        self._spill: Spill | None = None
+        self._values: dict[int, ValueTable] = {}
+        self._lists: dict[int, ListTable] = {}
+        self._maps: dict[int, MapTable] = {}
+        self._timers = Timers(key_codec)
+        self._shelves: list[Shelf[Any]] = []
+        self._tables: dict[int, Table] = {}
+        self._tables[TIMERS] = self._timers
+        self.variables: tuple[Variable, ...] = ()
+        self.extend(variables)
+
+    def extend(self, variables: Sequence[Variable]) -> None:
+        """Take up further variables, numbered after those there are: a definition may gain some over time."""
+        for var, variable in enumerate(variables, len(self.variables)):
+            table = self._new_table(var, variable)
+            self._tables[var] = table
+            self._shelves.append(table.shelf)
+        self.variables += tuple(variables)
+
+    def _new_table(self, var: int, variable: Variable) -> ValueTable | ListTable | MapTable:
+        given = (var, self.key_codec, variable.ttl_ms, self._now)
+        match variable.kind:
+            case "value":
+                return self._values.setdefault(var, ValueTable(*given))
+            case "list":
+                return self._lists.setdefault(var, ListTable(*given))
+            case "map":
+                return self._maps.setdefault(var, MapTable(*given))
+        assert_never(variable.kind)
+
+    @property
+    def now_ms(self) -> int:
+        """Processing time: set before every call that reads or writes variables with a time to live."""
+        return self._now.ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self._now.ms = now_ms
+
+    def value_get(self, var: int, key: Key) -> bytes | None:
+        return self._values[var].get(key)
+
+    def value_get_many(self, var: int, keys: Sequence[Key]) -> list[bytes | None]:
+        return self._values[var].get_many(keys)
+
+    def value_put(self, var: int, key: Key, payload: bytes) -> None:
+        self._values[var].put(key, payload)
+
+    def value_put_many(self, var: int, keys: Sequence[Key], payloads: Sequence[bytes]) -> None:
+        self._values[var].put_many(keys, payloads)
+
+    def value_clear(self, var: int, key: Key) -> None:
+        self._values[var].clear(key)
+
+    def list_get(self, var: int, key: Key) -> list[bytes]:
+        return self._lists[var].get(key)
+
+    def list_put(self, var: int, key: Key, elements: Sequence[bytes]) -> None:
+        self._lists[var].put(key, elements)
+
+    def list_append(self, var: int, key: Key, elements: Sequence[bytes]) -> None:
+        self._lists[var].append(key, elements)
+
+    def list_clear(self, var: int, key: Key) -> None:
+        self._lists[var].clear(key)
+
+    def map_get(self, var: int, key: Key, sub: bytes) -> bytes | None:
+        return self._maps[var].get(key, sub)
+
+    def map_put(self, var: int, key: Key, sub: bytes, payload: bytes) -> None:
+        self._maps[var].put(key, sub, payload)
+
+    def map_remove(self, var: int, key: Key, sub: bytes) -> None:
+        self._maps[var].remove(key, sub)
+
+    def map_items(self, var: int, key: Key) -> Iterator[tuple[bytes, bytes]]:
+        """Entries in order of insertion, as they are now: the map may be changed while they are read."""
+        return iter(self._maps[var].items(key))
+
+    def map_clear(self, var: int, key: Key) -> None:
+        self._maps[var].clear(key)
+
+    def map_exists(self, var: int, key: Key) -> bool:
+        return self._maps[var].exists(key)
+
+    def timer_put(self, key: Key, expiry_ms: int) -> None:
+        self._timers.put(key, expiry_ms)
+
+    def timer_remove(self, key: Key, expiry_ms: int) -> None:
+        self._timers.remove(key, expiry_ms)
+
+    def timer_list(self, key: Key) -> list[int]:
+        return self._timers.get(key)
+
+    def due(self, until_ms: int) -> list[tuple[int, Key]]:
+        """Committed timers up to a time, by time and packed key. They stay until they are removed."""
+        return self._timers.due(until_ms)
+
+    def next_timer_ms(self) -> int | None:
+        """When the first committed timer is due."""
+        return self._timers.next_ms()
+
+    def expire_ttl(self, now_ms: int) -> None:
+        """Stage the removal of entries that have outlived their time."""
+        for table in self._tables.values():
+            table.expire(now_ms)
+
+    def commit(self) -> Changes:
+        """Merge the stage."""
+        self._free_memory()  # first, because it may fail, and then the chunk has to fail as a whole
+        changes = Changes()
+        for table in self._tables.values():
+            self._count_keys(table, table.merge(changes))
+        return changes
+
+    def rollback(self) -> None:
+        """Drop the stage."""
+        for table in self._tables.values():
+            table.rollback()
+
+    def settle(self) -> None:
+        """The batch is committed: what is merged now is what a committed export shows."""
+        for table in self._tables.values():
+            table.settle()
+
+    def replay(self, batch: pa.RecordBatch) -> None:
+        """Apply change rows; like a commit, and undone in a committed export like one."""
+        self._check_nothing_staged("replay")
+        rows_var = batch.columns[COLUMN_VAR].to_numpy()
+        variables = np.unique(rows_var).tolist()
+        for var in variables:
+            # Rows of different variables do not touch each other, so each variable takes all of its rows at once.
+            rows = batch if len(variables) == 1 else batch.take(np.flatnonzero(rows_var == var))
+            self._stage_rows(var, rows)
+        self.commit()
+
+    def drop(self, keys: Sequence[Key]) -> Changes:
+        """Remove all state of these keys, at once."""
+        self._check_nothing_staged("drop")
+        for table in self._tables.values():
+            table.clear_many(keys)
+        return self.commit()
+
+    def export(self, committed: bool, rows_max: int = _EXPORT_ROWS_MAX) -> Iterator[pa.RecordBatch]:
+        """All state as PUT rows, merged or as it was when last settled. No change may happen meanwhile."""
+        for table in self._tables.values():
+            for block in _blocks(table.rows(committed), rows_max):
+                yield self._put_batch(table.var, block)
+
+    def contains(self, key: Key) -> bool:
+        return any(table.contains(key) for table in self._tables.values())
+
+    def keys(self) -> Iterator[Key]:
+        """Keys with any variable or timer."""
+        seen: list[Table] = []
+        for table in self._tables.values():
+            yield from (key for key in table.each_key() if not any(other.contains(key) for other in seen))
+            seen.append(table)
+
+    @property
+    def bytes_estimate(self) -> int:
+        """What all state would take in memory, whether it lies there or on disk."""
+        return sum(shelf.bytes_estimate for shelf in self._shelves) + self._timers.bytes_estimate
+
+    def close(self) -> None:
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None
+
+    def _free_memory(self) -> None:
+        if self._memory_max_bytes is None or self._spill_dir is None:
+            return
+        # What is hot may take half of the limit, because what was hot before takes up to the other half.
+        if 2 * sum(shelf.hot_bytes_estimate for shelf in self._shelves) > self._memory_max_bytes:
+            self._spill = self._spill or Spill(self._spill_dir)
+            for shelf in self._shelves:
+                shelf.age(self._spill)
+
+    def _stage_rows(self, var: int, rows: pa.RecordBatch) -> None:
+        columns = rows.columns
+        keys = self.key_codec.from_arrow(columns[:COLUMN_VAR])
+        ops = columns[COLUMN_OP].to_numpy()
+        self._tables[var].stage_rows(ops, keys, columns[COLUMN_SUB], columns[COLUMN_VALUE])
+
+    def _put_batch(self, var: int, block: Sequence[Row]) -> pa.RecordBatch:
+        subs: list[Any] = [row[1] for row in block]
+        values: list[Any] = [row[2] for row in block]
+        no_subs, no_values = subs[0] is None, values[0] is None  # one variable has them in all rows or in none
+        changes = Changes()
+        changes.add(var, PUT, [row[0] for row in block], None if no_subs else subs, None if no_values else values)
+        return changes.to_batch(self.key_codec)
+
+    def _count_keys(self, table: Table, moves: Moves) -> None:
+        others = [other for other in self._tables.values() if other is not table and other.count]
+        self.key_count += _count_absent(moves.added, others) - _count_absent(moves.removed, others)
+
+    def _check_nothing_staged(self, what: str) -> None:
+        if any(table.staged for table in self._tables.values()):
+            raise InvariantBroken(f"{what} was called with a stage that is neither committed nor rolled back")
+
+
+def _count_absent(keys: Sequence[Key], tables: Sequence[Table]) -> int:
+    if not tables:
+        return len(keys)
+    return sum(1 for key in keys if not any(table.contains(key) for table in tables))
+
+
+def _blocks(rows: Iterable[Row], rows_max: int) -> Iterator[list[Row]]:
+    block: list[Row] = []
+    size_bytes = 0
+    for row in rows:
+        block.append(row)
+        size_bytes += len(row[2] or b"")
+        if len(block) == rows_max or size_bytes >= _EXPORT_BYTES_MAX:
+            yield block
+            block, size_bytes = [], 0
+    if block:
+        yield block

@@ -1,0 +1,139 @@
+"""The timers of every key.
+
+Decides which timers are set and which are due. It must not know what a timer is for, nor what time it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from godwit.state.changes import PUT, REMOVE, TIMERS, Changes, timer_ms, timer_sub
+from godwit.state.deadlines import Deadlines
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.table import Moves, Ops, Row
+
+Times: TypeAlias = tuple[int, ...]
+
+_TIMER_BYTES: Final = 150
+_STALE_MIN: Final = 1_000  # below this many removed timers a clean-up is not worth its while
+
+
+class Timers:
+    """Sorted expiry times by key."""
+
+    def __init__(self, key_codec: KeyCodec) -> None:
+        self.var = TIMERS
+        self._key_codec = key_codec
+        self._base: dict[Key, Times] = {}
+        self._stage: dict[Key, dict[int, bool]] = {}  # expiry -> set or not
+        self._undo: dict[Key, Times] = {}
+        self._deadlines: Deadlines[Key] = Deadlines()
+        self._timer_count = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._base)
+
+    @property
+    def bytes_estimate(self) -> int:
+        return self._timer_count * _TIMER_BYTES
+
+    @property
+    def staged(self) -> bool:
+        return bool(self._stage)
+
+    def contains(self, key: Key) -> bool:
+        return key in self._base
+
+    def each_key(self) -> Iterator[Key]:
+        return iter(self._base)
+
+    def put(self, key: Key, expiry_ms: int) -> None:
+        self._stage.setdefault(key, {})[expiry_ms] = True
+
+    def remove(self, key: Key, expiry_ms: int) -> None:
+        self._stage.setdefault(key, {})[expiry_ms] = False
+
+    def get(self, key: Key) -> list[int]:
+        times = self._base.get(key, ())
+        staged = self._stage.get(key)
+        return sorted(_merged(times, staged)) if staged else list(times)
+
+    def clear_many(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._stage[key] = dict.fromkeys(self._base.get(key, ()), False)
+
+    def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
+        for op, key, sub in zip(ops.tolist(), keys, subs.to_pylist(), strict=True):
+            if sub is None:
+                self.clear_many([key])
+            else:
+                self._stage.setdefault(key, {})[timer_ms(sub)] = op == PUT
+
+    def expire(self, now_ms: int) -> None:
+        """A timer stays until it is removed, however late it is."""
+
+    def merge(self, changes: Changes) -> Moves:
+        stage, self._stage = self._stage, {}
+        had = {key: self._base.get(key, ()) for key in stage}
+        puts: list[tuple[Key, int]] = []
+        removes: list[tuple[Key, int]] = []
+        for key, staged in stage.items():
+            before = set(had[key])
+            puts += [(key, at_ms) for at_ms, is_set in staged.items() if is_set and at_ms not in before]
+            removes += [(key, at_ms) for at_ms, is_set in staged.items() if not is_set and at_ms in before]
+            self._undo.setdefault(key, had[key])
+            self._base[key] = tuple(sorted(_merged(had[key], staged)))
+        moves = self._moves(had)
+        self._timer_count += len(puts) - len(removes)
+        self._schedule(puts)
+        changes.add(TIMERS, REMOVE, [key for key, _ in removes], [timer_sub(at_ms) for _, at_ms in removes])
+        changes.add(TIMERS, PUT, [key for key, _ in puts], [timer_sub(at_ms) for _, at_ms in puts])
+        return moves
+
+    def rollback(self) -> None:
+        self._stage = {}
+
+    def settle(self) -> None:
+        self._undo = {}
+
+    def rows(self, committed: bool) -> Iterator[Row]:
+        undo = self._undo if committed else {}
+        for key, times in self._base.items():
+            if key not in undo:
+                yield from ((key, timer_sub(at_ms), None) for at_ms in times)
+        for key, times in undo.items():
+            yield from ((key, timer_sub(at_ms), None) for at_ms in times)
+
+    def due(self, until_ms: int) -> list[tuple[int, Key]]:
+        """Merged timers that are due, by time and then by packed key, so that every run fires them alike."""
+        found = {(at_ms, key) for at_ms, key in self._deadlines.until(until_ms) if self._is_set(at_ms, key)}
+        return sorted(found, key=lambda timer: (timer[0], self._key_codec.pack(timer[1])))
+
+    def next_ms(self) -> int | None:
+        return self._deadlines.earliest(self._is_set)
+
+    def _is_set(self, at_ms: int, key: Key) -> bool:
+        return at_ms in self._base.get(key, ())
+
+    def _moves(self, had: dict[Key, Times]) -> Moves:
+        """Drop the keys that are left with no timer; say which came and which went."""
+        emptied = [key for key in had if not self._base[key]]
+        for key in emptied:
+            del self._base[key]
+        added = [key for key, times in had.items() if not times and key in self._base]
+        return Moves(added, [key for key in emptied if had[key]])
+
+    def _schedule(self, timers: Iterable[tuple[Key, int]]) -> None:
+        for key, at_ms in timers:
+            self._deadlines.add(at_ms, key)
+        if self._deadlines.count > 2 * self._timer_count + _STALE_MIN:
+            self._deadlines.reset((at_ms, key) for key, times in self._base.items() for at_ms in times)
+
+
+def _merged(times: Times, staged: dict[int, bool]) -> set[int]:
+    kept = {at_ms for at_ms in times if staged.get(at_ms, True)}
+    return kept.union(at_ms for at_ms, is_set in staged.items() if is_set)

@@ -1,0 +1,150 @@
+"""A variable that holds one value per key.
+
+Decides how single values are staged, merged and undone, in bulk wherever it can: most state is of this kind
+and whole chunks are read and written at once. It must not know what is in a payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from godwit.state.changes import CLEAR, PUT, Changes
+from godwit.state.deadlines import Expiry, Now, expiry_ms
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.shelf import Payload, Shelf
+from godwit.state.table import Moves, Ops, Row
+
+_FORM: Payload[bytes] = Payload(size=len, pack=bytes, unpack=bytes)
+
+
+class ValueTable:
+    """Payloads by key; in the stage and in the undo None stands for none."""
+
+    def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
+        self.var = var
+        self.shelf: Shelf[bytes] = Shelf(var, _FORM, key_codec)
+        self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
+        self._stage: dict[Key, bytes | None] = {}
+        self._stage_clears = False  # spares a look through the stage where nothing was cleared
+        self._undo: dict[Key, bytes | None] = {}
+
+    @property
+    def count(self) -> int:
+        return self.shelf.count
+
+    @property
+    def staged(self) -> bool:
+        return bool(self._stage)
+
+    def contains(self, key: Key) -> bool:
+        return self.shelf.contains(key)
+
+    def each_key(self) -> Iterator[Key]:
+        return (key for key, _ in self.shelf.items())
+
+    def get(self, key: Key) -> bytes | None:
+        payload = self._raw(key)
+        return payload if self._expiry is None or payload is None else self._expiry.live(payload)
+
+    def get_many(self, keys: Sequence[Key]) -> list[bytes | None]:
+        payloads = [self._raw(key) for key in keys] if self._stage else self.shelf.get_many(keys)
+        if self._expiry is None:
+            return payloads
+        live = self._expiry.live
+        return [None if payload is None else live(payload) for payload in payloads]
+
+    def put(self, key: Key, payload: bytes) -> None:
+        self._stage[key] = payload if self._expiry is None else self._expiry.stamp(payload)
+
+    def put_many(self, keys: Sequence[Key], payloads: Sequence[bytes]) -> None:
+        if self._expiry is not None:
+            payloads = list(map(self._expiry.stamp, payloads))
+        self._stage.update(zip(keys, payloads, strict=True))
+
+    def clear(self, key: Key) -> None:
+        self._stage[key] = None
+        self._stage_clears = True
+
+    def clear_many(self, keys: Iterable[Key]) -> None:
+        self._stage.update(dict.fromkeys(keys))
+        self._stage_clears = True
+
+    def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
+        # Only a PUT has a value, and the last row of a key is the one that counts: just what a stage is.
+        self._stage.update(zip(keys, values.to_pylist(), strict=True))
+        self._stage_clears |= values.null_count > 0
+
+    def expire(self, now_ms: int) -> None:
+        if self._expiry is None:
+            return
+        for key in self._expiry.due(now_ms):
+            payload = self._raw(key)
+            if payload is not None and expiry_ms(payload) <= now_ms:
+                self.clear(key)
+            elif payload is not None:
+                self._expiry.watch(key, expiry_ms(payload))
+
+    def merge(self, changes: Changes) -> Moves:
+        stage, self._stage = self._stage, {}
+        removed = self._merge_clears(stage, changes) if self._stage_clears else []
+        self._stage_clears = False
+        added = self._merge_puts(cast("dict[Key, bytes]", stage), changes)
+        return Moves(added, removed)
+
+    def rollback(self) -> None:
+        self._stage = {}
+        self._stage_clears = False
+        if self._expiry is not None:
+            self._expiry.forget()
+
+    def settle(self) -> None:
+        self._undo = {}
+
+    def rows(self, committed: bool) -> Iterator[Row]:
+        undo = self._undo if committed else {}
+        for key, payload in self.shelf.items():
+            if key not in undo:
+                yield key, None, payload
+        for key, old in undo.items():
+            if old is not None:
+                yield key, None, old
+
+    def _raw(self, key: Key) -> bytes | None:
+        return self._stage[key] if key in self._stage else self.shelf.get(key)
+
+    def _merge_clears(self, stage: dict[Key, bytes | None], changes: Changes) -> list[Key]:
+        """Take the clears out of the stage; the keys of those that cleared something."""
+        cleared = [key for key, payload in stage.items() if payload is None]
+        for key in cleared:
+            del stage[key]
+        found = zip(cleared, self.shelf.get_many(cleared), strict=True)
+        olds = {key: old for key, old in found if old is not None}
+        keys = list(olds)
+        self._remember(keys, list(olds.values()))
+        self.shelf.remove_many(keys, list(olds.values()))
+        changes.add(self.var, CLEAR, keys)
+        return keys
+
+    def _merge_puts(self, puts: dict[Key, bytes], changes: Changes) -> list[Key]:
+        keys, payloads = list(puts), list(puts.values())
+        olds = self.shelf.get_many(keys)
+        self._remember(keys, olds)
+        added_count = self.shelf.put_many(puts, olds)
+        changes.add(self.var, PUT, keys, None, payloads)
+        if self._expiry is not None:
+            for key, payload in zip(keys, payloads, strict=True):
+                self._expiry.watch(key, expiry_ms(payload))
+            self._expiry.keep()
+        if added_count in (0, len(keys)):
+            return keys if added_count else []
+        return [key for key, old in zip(keys, olds, strict=True) if old is None]
+
+    def _remember(self, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
+        if self._undo.keys().isdisjoint(keys):
+            self._undo.update(zip(keys, olds, strict=True))
+        else:
+            for key, old in zip(keys, olds, strict=True):
+                self._undo.setdefault(key, old)

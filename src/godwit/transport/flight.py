@@ -1,0 +1,148 @@
+"""Arrow Flight as this project uses it: a bearer token on every call, errors as values, servers that end.
+
+Knows nothing of operators or state: a service hands in its actions and its exchange handler.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from godwit.errors import Bug, GodwitError, HostUnavailable, MalformedRequest, WrongToken
+from godwit.transport import wire
+
+Action = Callable[[dict[str, Any]], dict[str, Any] | bytes]
+Fetch = Callable[[dict[str, Any]], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
+Exchange = Callable[[dict[str, Any], Any, Any], None]
+
+GONE = (
+    flight.FlightUnavailableError,
+    flight.FlightInternalError,
+    flight.FlightCancelledError,
+    flight.FlightTimedOutError,
+    flight.FlightServerError,
+    pa.ArrowIOError,
+    StopIteration,
+)
+
+
+class _Token(flight.ServerMiddlewareFactory):
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}"
+
+    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+        given = headers.get("authorization") or [""]
+        if not hmac.compare_digest(given[0].encode(), self._expected.encode()):
+            raise flight.FlightUnauthenticatedError("wrong token")
+
+
+class Service(flight.FlightServerBase):
+    """A Flight server made of named actions, an optional exchange and an optional fetch."""
+
+    def __init__(
+        self,
+        bind: str,
+        token: str,
+        actions: Mapping[str, Action],
+        exchange: Exchange | None = None,
+        fetch: Fetch | None = None,
+    ) -> None:
+        super().__init__(f"grpc+tcp://{bind}:0", middleware={"token": _Token(token)})
+        self._actions = dict(actions)
+        self._exchange = exchange
+        self._fetch = fetch
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        try:
+            yield _result(self._run(action))
+        except GodwitError as error:
+            yield wire.pack_error(error)
+        except Exception as error:
+            yield wire.pack_error(Bug(f"{type(error).__name__} in action {action.type!r}: {error}"))
+
+    def _run(self, action: Any) -> dict[str, Any] | bytes:
+        handler = self._actions.get(action.type)
+        if handler is None:
+            raise MalformedRequest(f"unknown action {action.type!r}")
+        return handler(wire.unpack(action.body.to_pybytes()))
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        if self._exchange is None:
+            raise flight.FlightServerError("this service has no exchange")
+        try:
+            header = wire.unpack(descriptor.command)
+        except GodwitError as error:
+            raise flight.FlightServerError(error.to_json()) from error
+        self._exchange(header, reader, writer)
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        if self._fetch is None:
+            raise flight.FlightServerError("this service has nothing to fetch")
+        try:
+            schema, batches = self._fetch(wire.unpack(ticket.ticket))
+        except GodwitError as error:
+            raise flight.FlightServerError(error.to_json()) from error
+        return flight.GeneratorStream(schema, batches)
+
+    def stop(self, grace_s: float) -> bool:
+        """Shut down; False when a call still runs after the grace and had to be left to the process's end."""
+        thread = threading.Thread(target=self.shutdown, name="godwit-shutdown", daemon=True)
+        thread.start()
+        thread.join(grace_s)
+        return not thread.is_alive()
+
+
+def _result(result: dict[str, Any] | bytes) -> bytes:
+    return result if isinstance(result, bytes) else wire.pack("result", **result)
+
+
+class Client:
+    """A connection to one service."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.address = address
+        self._client = flight.connect(f"grpc+tcp://{address}")
+        self._headers = [(b"authorization", f"Bearer {token}".encode())]
+
+    def call(self, action: str, timeout_s: float = 30.0, **fields: Any) -> dict[str, Any]:
+        options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
+        request = flight.Action(action, wire.pack("request", **fields))
+        try:
+            results = list(self._client.do_action(request, options))
+        except flight.FlightUnauthenticatedError as error:
+            raise wrong_token(self.address) from error
+        except GONE as error:
+            raise HostUnavailable(f"{action!r} at {self.address} failed: {_first_line(error)}") from error
+        return wire.unpack(results[0].body.to_pybytes())
+
+    def exchange(self, **fields: Any) -> tuple[Any, Any]:
+        """A two-way stream: (writer, reader)."""
+        options = flight.FlightCallOptions(headers=self._headers)
+        descriptor = flight.FlightDescriptor.for_command(wire.pack("exchange", **fields))
+        writer, reader = self._client.do_exchange(descriptor, options)
+        return writer, reader
+
+    def fetch(self, **fields: Any) -> Iterator[pa.RecordBatch]:
+        options = flight.FlightCallOptions(headers=self._headers)
+        reader = self._client.do_get(flight.Ticket(wire.pack("fetch", **fields)), options)
+        for chunk in reader:
+            yield chunk.data
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def wrong_token(address: str) -> WrongToken:
+    return WrongToken(
+        f"the service at {address} does not accept this token",
+        todo="Give Flock(token=...) the same value on all sides, or leave it out everywhere",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

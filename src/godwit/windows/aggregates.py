@@ -1,0 +1,59 @@
+"""Which aggregates there are, and how a user's choice of them is read and checked against the input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from godwit.errors import DefinitionError
+from godwit.windows.aggregate import Aggregate
+from godwit.windows.numbers import Avg, Count, Max, Min, Sum
+from godwit.windows.values import Collect, First, Last
+
+AggregateSpec: TypeAlias = str | Sequence[str]
+
+FUNCTIONS: Final[Mapping[str, type[Aggregate]]] = {
+    "count": Count,
+    "sum": Sum,
+    "avg": Avg,
+    "min": Min,
+    "max": Max,
+    "first": First,
+    "last": Last,
+    "collect": Collect,
+}
+
+
+def parse_aggregates(aggregates: Mapping[str, AggregateSpec]) -> dict[str, tuple[str, str | None]]:
+    """Function and column of each alias, checked as far as possible without the input."""
+    if not aggregates:
+        raise DefinitionError("a window needs at least one aggregate", todo='Give e.g. {"n": ("count",)}')
+    parsed: dict[str, tuple[str, str | None]] = {}
+    for alias, spec in aggregates.items():
+        function, *columns = [spec] if isinstance(spec, str) else spec
+        if function not in FUNCTIONS:
+            raise DefinitionError(
+                f"aggregate {alias!r}: unknown function {function!r}",
+                todo=f"There are {', '.join(FUNCTIONS)}",
+            )
+        if len(columns) > 1 or (not columns and function != "count"):
+            raise DefinitionError(f"aggregate {alias!r}: {function} takes one column, not {len(columns)}")
+        parsed[alias] = function, columns[0] if columns else None
+    return parsed
+
+
+def bind_aggregate(alias: str, function: str, column: str | None, schema: pa.Schema) -> Aggregate:
+    """The aggregate over the column as the input has it."""
+    if column is None:
+        return FUNCTIONS[function](alias, None, None)
+    if column not in schema.names:
+        raise DefinitionError(
+            f"aggregate {alias!r}: the input has no column {column!r}",
+            todo=f"It has {', '.join(schema.names)}",
+        )
+    source = schema.field(column).type
+    if not FUNCTIONS[function].accepts(source):
+        raise DefinitionError(f"aggregate {alias!r}: {function} does not take column {column!r} of type {source}")
+    return FUNCTIONS[function](alias, column, source)
