@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,10 +33,10 @@ TOUCHY = st.none() | st.sampled_from([0.1, 0.2, 0.3, 1e16, -1e16, 3.0, -7.25])
 
 
 def rows_of(values: st.SearchStrategy[float | None]) -> st.SearchStrategy[list[Row]]:
-    return st.lists(st.tuples(st.integers(0, 3), st.integers(-30, 120), values), max_size=40)
+    return st.lists(st.tuples(st.integers(0, 3), st.integers(-30, 120), values), max_size=16)
 
 
-cuts = st.lists(st.integers(0, 40), max_size=4)
+cuts = st.lists(st.integers(0, 16), max_size=4)
 lengths = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda pair: (max(pair), min(pair)))  # size, slide
 
 
@@ -113,7 +114,8 @@ class EventModel:
 
     def __init__(self, size: int, slide: int, lateness: int, offset: int) -> None:
         self.size, self.slide, self.lateness, self.offset = size, slide, lateness, offset
-        self.windows: dict[tuple[int, int], list[float | None]] = {}
+        self.piece = math.gcd(size, slide)
+        self.windows: dict[tuple[int, int], list[tuple[int, float | None]]] = {}
         self.changed: set[tuple[int, int]] = set()
         self.late_rows = 0
 
@@ -124,11 +126,15 @@ class EventModel:
             taken = [end for end in ends if end > ms and end + self.lateness > late_ms]
             self.late_rows += not taken
             for end in taken:
-                self.windows.setdefault((key, end), []).append(value)
+                self.windows.setdefault((key, end), []).append(((ms - self.offset) // self.piece, value))
                 self.changed.add((key, end))
         closed = sorted(window for window in self.changed if window[1] <= mark_ms)
         self.changed.difference_update(closed)
-        return [(key, end * 1000, *aggregated(self.windows[key, end])) for key, end in closed]
+        return [(key, end * 1000, *aggregated(self.cells(key, end))) for key, end in closed]
+
+    def cells(self, key: int, end: int) -> list[float | None]:
+        """Piece by piece, in order of arrival within each."""
+        return [value for _, value in sorted(self.windows[key, end], key=lambda cell: cell[0])]
 
 
 @given(rows_of(WHOLE), cuts, lengths)

@@ -194,7 +194,7 @@ def test_a_watermark_that_jumps_closes_all_windows_it_passes() -> None:
 
 def test_windows_need_not_begin_at_the_epoch() -> None:
     instance = Instance(EventTumbling("10 seconds", "ts", N, start_time="3 seconds"))
-    instance.push(("a", 2), ("a", 3), ("a", -8))
+    instance.push(("a", 2), ("a", 3), ("a", -8), mark_s=-100)
     assert instance.advance(13) == [("a", (-17.0, -7.0), 1), ("a", (-7.0, 3.0), 1), ("a", (3.0, 13.0), 1)]
 
 

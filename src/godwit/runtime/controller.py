@@ -1,4 +1,4 @@
-"""The controller's side of the wire: hosts register with it, take operator definitions from it, and ask whether a run is the newest.
+"""The controller's side of the wire: hosts register, take operator definitions, and ask whether a run is the newest.
 
 It holds no state that cannot be found again in the checkpoint or asked of Spark; the data path goes on while it is away.
 What a run is, only Spark knows: that question is handed to the callbacks given here.
@@ -93,7 +93,8 @@ class Controller:
 
     def _action_register(self, request: dict[str, Any]) -> dict[str, Any]:
         names = ("host", "generation", "address", "pid", "load_s")
-        registered = Registered(*(request[name] for name in names), time.monotonic())
+        fields: dict[str, Any] = {name: request[name] for name in names}
+        registered = Registered(**fields, at_s=time.monotonic())
         with self._changed:
             self._hosts[registered.host] = registered
             self._failures.pop(registered.host, None)

@@ -58,7 +58,9 @@ def _collect(spec: OperatorSpec, held: dict[Key, list[Any]], batch: pa.RecordBat
     key_codec = KeyCodec(spec.key_schema, spec.tz)
     count = len(spec.key_schema)
     keys = key_codec.from_arrow(batch.columns[:count])
-    columns = [batch.column(batch.num_columns + at).to_pylist() for at in (COLUMN_VAR, COLUMN_OP, COLUMN_SUB, COLUMN_VALUE)]
+    columns = [
+        batch.column(batch.num_columns + at).to_pylist() for at in (COLUMN_VAR, COLUMN_OP, COLUMN_SUB, COLUMN_VALUE)
+    ]
     decoders = [_decoder(variable) for variable in spec.variables]
     for key, var, _, sub, value in zip(keys, *columns, strict=True):
         row = held.setdefault(key, [None] * (len(spec.variables) + 1))
@@ -73,7 +75,7 @@ def _decoder(variable: Variable) -> Callable[[bytes | None, bytes], Any]:
     skip = TTL_BYTES if variable.ttl_ms is not None else 0
     decode = compile_codec(variable.schema).decode
     if variable.kind != "map":
-        return lambda sub, value: decode(value[skip:])
+        return lambda _, value: decode(value[skip:])
     assert variable.key_schema is not None, "a map has a key schema"
     decode_key = compile_codec(variable.key_schema).decode
     return lambda sub, value: (decode_key(sub or b""), decode(value[skip:]))

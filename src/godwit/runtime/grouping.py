@@ -27,7 +27,7 @@ def _distinct(columns: list[pa.Array[Any]], key_codec: KeyCodec) -> tuple[list[K
         more = _codes(column)
         codes = _renumbered(codes.astype(np.int64) * (int(more.max(initial=0)) + 1) + more)
     first = _first_positions(codes)
-    keys = key_codec.from_arrow([column.take(pa.array(first)) for column in columns])
+    keys = key_codec.from_arrow([column.take(first) for column in columns])
     if len(set(keys)) == len(keys):
         return keys, codes
     return _merged(keys, codes)
@@ -37,7 +37,7 @@ def _merged(keys: list[Key], codes: Codes) -> tuple[list[Key], Codes]:
     """Values that differ in Arrow but are one key (0.0 and -0.0) become one."""
     place: dict[Key, int] = {}
     renumber = np.array([place.setdefault(key, len(place)) for key in keys], np.int32)
-    return list(place), cast(Codes, renumber[codes])
+    return list(place), renumber[codes]
 
 
 def _codes(column: pa.Array[Any]) -> Codes:

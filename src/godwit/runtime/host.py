@@ -38,7 +38,7 @@ from godwit.runtime.watch import Watch
 from godwit.state.changelog import Changelog, Durability
 from godwit.state.changes import changes_schema
 from godwit.state.keys import KeyCodec
-from godwit.state.ledger import ROW, with_rows
+from godwit.state.ledger import ROW, in_row_order, with_rows
 from godwit.state.tables import KeyedState
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client, Service
@@ -94,19 +94,19 @@ class Host:
         )
         self.generation = self.log.generation
         for part in recovered.parts():
-            self._recover(part.info, part.body)
+            self._recover(part.info, memoryview(part.body))
         self.load_s = time.monotonic() - began
         self._define_all(self._controller.call("definitions"))
         service = self._service()
-        upkeep = Upkeep(self.log, self._settled)
+        self._upkeep = Upkeep(self.log, self._settled)
         self._watch.start()
-        upkeep.start()
+        self._upkeep.start()
         try:
             self._announce(f"{self.config.bind}:{service.port}")
             self._serve()
         finally:
             clean = service.stop(STOP_GRACE_S)
-            upkeep.stop()
+            self._upkeep.stop()
             self._watch.stop()
             self._release()
             if not clean:
@@ -272,7 +272,7 @@ class Host:
             self._send_error(writer, began, error.at(host=self.config.host))
         except GONE:
             return  # the router went away; it comes back or Spark retries its task
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 whatever it is, the router must hear of it
             self._send_error(writer, began, Bug(f"{type(error).__name__}: {error}", host=self.config.host))
 
     def _send_error(self, writer: Any, began: bool, error: GodwitError) -> None:
@@ -299,7 +299,7 @@ class Host:
             note = wire.unpack(message.app_metadata, "rows", "finish")
             if note["kind"] == "rows":
                 work = self._rows(seat, request, note, message.data)
-                self._answer(writer, work, "outputs", seat, seq=note["seq"])
+                self._answer(writer, work, "outputs", seat)
             else:
                 self._finish(seat, request, lane, note)
                 writer.write_metadata(wire.pack("finished"))
@@ -347,11 +347,11 @@ class Host:
         if not work.outputs:
             writer.write_metadata(note)
             return
-        writer.write_with_metadata(_in_row_order(work.outputs), note)
+        writer.write_with_metadata(in_row_order(work.outputs), note)
 
     def _finish(self, seat: Seat, request: BatchRef, lane: str, note: dict[str, Any]) -> None:
         """All of the lane's work here becomes durable, and the task may end."""
-        rows = wire.field(note, "rows", int)
+        rows = wire.field(note, "rows", (int, type(None)))
         if request.batch >= 0:
             self._worked(seat, lambda i: i.finish(request, lane, rows, note.get("event_max_ms")))
         self.log.sync(seat.lsn)
@@ -399,6 +399,7 @@ class Host:
             "pid": os.getpid(),
             "load_s": self.load_s,
             "uptime_s": time.monotonic() - self.started_s,
+            "upkeep_error": None if self._upkeep.failure is None else str(self._upkeep.failure),
             "instances": instances,
         }
 
@@ -425,11 +426,3 @@ class Host:
     def _action_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._stop.set()
         return {}
-
-
-def _in_row_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    joined = pa.concat_batches(batches)
-    order = np.argsort(joined.column(0).to_numpy(), kind="stable")
-    return joined.take(pa.array(order))

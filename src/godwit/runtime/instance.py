@@ -168,7 +168,7 @@ class Instance:
         self.progress = self.progress.admit(request)
 
     def _refuse(self, verdict: Verdict, request: BatchRef, lane: str) -> None:
-        where = {"operator": self.spec.name, "batch": request.batch, "lane": lane}
+        where: dict[str, Any] = {"operator": self.spec.name, "batch": request.batch, "lane": lane}
         match verdict:
             case Verdict.OTHER_QUERY:
                 raise CheckpointMismatch(
@@ -278,7 +278,7 @@ class Instance:
                 return call(self.adapter)
         except GodwitError as error:
             self.state.rollback()
-            raise error.at(operator=self.spec.name, batch=self.progress.batch)
+            raise error.at(operator=self.spec.name, batch=self.progress.batch) from error.__cause__
         except Exception as error:
             self.state.rollback()
             key = self.adapter.current_key
@@ -309,11 +309,11 @@ class Instance:
             info = {"kind": "state", "op": self.name, "batch": self.progress.batch}
             work.parts.append((info, changes.to_batch(self.key_codec).serialize()))
 
-    def finish(self, request: BatchRef, lane: str, row_count: int, event_max_ms: int | None) -> Work:
+    def finish(self, request: BatchRef, lane: str, row_count: int | None, event_max_ms: int | None) -> Work:
         """The lane has sent all its rows; its event time counts from the next batch on."""
         self._check_current(request, lane)
         before = self.ledger.finished.get(lane)
-        if before is not None and before != row_count:
+        if before is not None and before != row_count and row_count is not None:
             raise NotReplayable(
                 f"this partition of the batch had {before} rows before and has {row_count} now, so rows cannot be told apart",
                 todo="Use a source that cuts a batch into the same partitions whenever it is read, or keep their number",
@@ -321,7 +321,7 @@ class Instance:
                 batch=request.batch,
                 lane=lane,
             )
-        if before is not None:
+        if lane in self.ledger.finished:
             return Work()
         info = {"kind": "ledger", "op": self.name, "batch": request.batch, "lane": lane}
         info |= {"finished": row_count, "event_max_ms": event_max_ms}
@@ -410,7 +410,7 @@ def _tagged(outputs: Outputs, row: Index) -> pa.RecordBatch:
     batch = outputs.batch
     if len(row) > 1 and (np.diff(row) < 0).any():
         order = np.argsort(row, kind="stable")
-        batch, row = batch.take(pa.array(order)), row[order]
+        batch, row = batch.take(order), row[order]
     return pa.RecordBatch.from_arrays([pa.array(row, pa.int64()), *batch.columns], schema=with_rows(batch.schema))
 
 

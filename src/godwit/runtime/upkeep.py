@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from godwit.errors import GodwitError
 from godwit.state.changelog import Changelog
@@ -32,13 +31,13 @@ class Upkeep:
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
-            sealed = self._log.sealed()
-            if len(sealed) >= SEALED_MIN:
-                self._merge(sealed)
+            try:
+                self._merge_sealed()
+            except GodwitError as error:
+                self.failure = error  # shown by status(); the log only grows from here on
+                return
 
-    def _merge(self, sealed: list[Path]) -> None:
-        try:
+    def _merge_sealed(self) -> None:
+        sealed = self._log.sealed()
+        if len(sealed) >= SEALED_MIN:
             self._compactor.compact(self._log.directory, sealed, self._settled())
-        except GodwitError as error:
-            self.failure = error
-            self._stop.set()

@@ -1,4 +1,4 @@
-"""Is this run the newest, is its query of a kind that can be exact, and do Spark's checkpoint and Godwit's belong together?
+"""Decides whether a run may work: the newest of its query, of a kind that can be exact, with checkpoints that fit.
 
 Asked by a host when it meets a run for the first time. Spark itself is the authority: at most one run of a query is active
 in an application, so a run that is not active is a zombie. What Spark has planned and committed is read from its own logs.

@@ -12,7 +12,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -223,6 +223,12 @@ class _Sink:
             todo="Make the processor's output and outputStructType agree",
         )
 
+    def _iterable(self, result: Any) -> Iterable[Any]:
+        if not hasattr(result, "__iter__"):
+            message = f"a processor's handlers return an iterator, not {_shown(result)}"
+            raise self._misfit(self._total, type(result).__name__, None, message)
+        return cast(Iterable[Any], result)
+
     def _batch(self, columns: Sequence[Column]) -> pa.RecordBatch:
         for field, column in zip(self._fields, columns, strict=True):
             if column.null_count and not field.nullable:
@@ -240,10 +246,10 @@ class RowSink(_Sink):
         self._values: list[Any] = []  # row after row: so many row objects would keep the garbage collector busy
         self._orders: dict[tuple[str, ...], Convert] = {}
 
-    def consume(self, result: Iterable[Any]) -> None:
+    def consume(self, result: Any) -> None:
         """Take all of one call's output; user code runs while it is iterated."""
         names, width, extend, nested = self._names, len(self._names), self._values.extend, self._nested
-        for row in result:
+        for row in self._iterable(result):
             try:
                 plain = row.__fields__ == names and len(row) == width
             except AttributeError:
@@ -306,9 +312,9 @@ class FrameSink(_Sink):
         self._parts: list[list[Any]] = [[] for _ in schema]
         self._positions: dict[tuple[Any, ...], list[int]] = {}
 
-    def consume(self, result: Iterable[Any]) -> None:
+    def consume(self, result: Any) -> None:
         """Take all of one call's output; user code runs while it is iterated."""
-        for frame in result:
+        for frame in self._iterable(result):
             if not isinstance(frame, pd.DataFrame):
                 message = f"a processor yields DataFrames, not {_shown(frame)}"
                 raise self._misfit(self._total, type(frame).__name__, None, message)
@@ -392,14 +398,19 @@ def _nested_value(kind: Any) -> Convert:
     """Rows, tuples, dicts, lists and arrays inside a value to what Arrow reads, copied."""
     if pa.types.is_struct(kind):
         fields = {field.name: _nested_value(field.type) for field in kind}
-        return lambda v: None if v is None else _struct(v, fields)
+        return lambda v: None if _missing(v) else _struct(v, fields)
     if pa.types.is_map(kind):
         pair = _nested_value(kind.key_type), _nested_value(kind.item_type)
-        return lambda v: None if v is None else _pairs(v, *pair)
+        return lambda v: None if _missing(v) else _pairs(v, *pair)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         element = _nested_value(kind.value_type)
-        return lambda v: None if v is None else [element(e) for e in v]
+        return lambda v: None if _missing(v) else [element(e) for e in v]
     return lambda v: v
+
+
+def _missing(value: Any) -> bool:
+    """None, or the NaN that pandas puts in its place."""
+    return value is None or (isinstance(value, float) and value != value)
 
 
 def _struct(value: Any, fields: dict[str, Convert]) -> dict[str, Any]:

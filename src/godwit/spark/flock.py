@@ -6,12 +6,12 @@ import atexit
 import os
 import secrets
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError, GodwitError, HostUnavailable, NotEnoughSlots
@@ -19,7 +19,8 @@ from godwit.model.progress import BatchRef
 from godwit.runtime.controller import Controller, operator_json
 from godwit.runtime.host import HostConfig
 from godwit.runtime.native import Processor
-from godwit.runtime.router import Route, Router, Task
+from godwit.runtime.route import Numbering, Route, Task
+from godwit.runtime.router import Router
 from godwit.runtime.spec import Operator
 from godwit.spark import timers
 from godwit.spark.admission import Admission
@@ -28,13 +29,16 @@ from godwit.spark.hosting import HostJob
 from godwit.spark.operators import (
     INITIAL_BATCH,
     Definition,
+    OperatorOptions,
     build,
     checked_name,
     current_task,
     hashed,
     initial_rows,
     input_schema,
+    numbering,
     routed,
+    with_identity,
     with_ticks,
 )
 from godwit.spark.state_view import state_frame
@@ -44,7 +48,6 @@ from godwit.transport.flight import Client
 
 Keys = str | list[str] | tuple[str, ...]
 START_TIMEOUT_S = 120.0
-VALUE_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,29 +187,15 @@ class Flock:
         initialState: DataFrame | GroupedData | None = None,
         *,
         name: str,
-        nullKeys: str = "error",
-        watermarkPolicy: str = "max",
-        timeout_s: float = 60.0,
-        value_bytes_max: int = VALUE_BYTES_MAX,
+        **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """PySpark's `transformWithState` on resident state: the same StatefulProcessor, unchanged, called with Rows.
 
         frame may be streaming or batch; keys names one or several columns of atomic types. name identifies the operator
-        and its state in the checkpoint.
+        and its state in the checkpoint. For the other arguments see `OperatorOptions`.
         """
         definition = Definition(
-            frame,
-            _key_names(keys),
-            statefulProcessor,
-            name,
-            "row",
-            outputStructType,
-            outputMode,
-            timeMode,
-            nullKeys,
-            watermarkPolicy,
-            timeout_s,
-            value_bytes_max,
+            frame, _key_names(keys), statefulProcessor, name, "row", outputStructType, outputMode, timeMode, options
         )
         return self._operator(definition, initialState)
 
@@ -221,25 +210,11 @@ class Flock:
         initialState: DataFrame | GroupedData | None = None,
         *,
         name: str,
-        nullKeys: str = "error",
-        watermarkPolicy: str = "max",
-        timeout_s: float = 60.0,
-        value_bytes_max: int = VALUE_BYTES_MAX,
+        **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """As `transformWithState`, for processors that take and give pandas DataFrames."""
         definition = Definition(
-            frame,
-            _key_names(keys),
-            statefulProcessor,
-            name,
-            "pandas",
-            outputStructType,
-            outputMode,
-            timeMode,
-            nullKeys,
-            watermarkPolicy,
-            timeout_s,
-            value_bytes_max,
+            frame, _key_names(keys), statefulProcessor, name, "pandas", outputStructType, outputMode, timeMode, options
         )
         return self._operator(definition, initialState)
 
@@ -253,25 +228,10 @@ class Flock:
         initialState: DataFrame | GroupedData | None = None,
         *,
         name: str,
-        nullKeys: str = "error",
-        watermarkPolicy: str = "max",
-        timeout_s: float = 60.0,
+        **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """A native processor, or one of `godwit.windows`: called with whole chunks, vectorised over keys."""
-        definition = Definition(
-            frame,
-            _key_names(keys),
-            processor,
-            name,
-            "native",
-            None,
-            outputMode,
-            timeMode,
-            nullKeys,
-            watermarkPolicy,
-            timeout_s,
-            VALUE_BYTES_MAX,
-        )
+        definition = Definition(frame, _key_names(keys), processor, name, "native", None, outputMode, timeMode, options)
         return self._operator(definition, initialState)
 
     def _operator(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
@@ -287,10 +247,10 @@ class Flock:
         self._check_kept(operator)
         self._admission.sources[definition.name] = _source_count(definition.frame, operator.spec.time_mode != "none")
         self._announce(operator)
-        route = self._route(operator)
+        route = self._route(operator, numbering(definition))
         if initial is not None and not self._home.initialised(definition.name):
             self._initialise(operator, initial, route)
-        return self._frame(definition.frame, operator, route)
+        return self._frame(definition, operator, route)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -319,7 +279,7 @@ class Flock:
             raise
         self._operators[operator.spec.name] = operator
 
-    def _route(self, operator: Operator) -> Route:
+    def _route(self, operator: Operator, numbered_by: Numbering) -> Route:
         spec = operator.spec
         return Route(
             operator=spec.name,
@@ -331,12 +291,13 @@ class Flock:
             null_keys=spec.null_keys,
             event_time=spec.event_time,
             gather=spec.flavour != "native",
+            numbering=numbered_by,
             wait_s=self._settings.wait_s,
         )
 
-    def _frame(self, frame: DataFrame, operator: Operator, route: Route) -> DataFrame:
-        rows = hashed(frame, route.key_names)
-        if frame.isStreaming and operator.spec.time_mode != "none":
+    def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
+        rows = with_identity(definition, route.numbering)
+        if definition.frame.isStreaming and operator.spec.time_mode != "none":
             ticks = (
                 self._spark.readStream.format(timers.FORMAT)
                 .options(
@@ -359,7 +320,7 @@ class Flock:
         def body(batches: Any) -> Any:
             lane = current_task(incarnation).lane
             task = Task(BatchRef("initial", "initial", INITIAL_BATCH), f"initial-{lane}")
-            return Router(route, task).run(batches, schema)
+            return Router(replace(route, numbering="position"), task).run(batches, schema)
 
         frame.mapInArrow(body, "none int").count()
         self._home.keep(operator.spec, None, initialised=True)
@@ -402,9 +363,9 @@ def _key_names(keys: Keys) -> tuple[str, ...]:
 
 def _check_arguments(hosts: int, durability: str, groups: int, on_gap: str) -> None:
     for name, value, good, allowed in (
-        ("hosts", hosts, isinstance(hosts, int) and hosts >= 1, "a number from 1 up"),
+        ("hosts", hosts, hosts >= 1, "a number from 1 up"),
         ("durability", durability, durability in ("process", "disk"), "'process' or 'disk'"),
-        ("groups", groups, isinstance(groups, int) and groups >= 1, "a number from 1 up"),
+        ("groups", groups, groups >= 1, "a number from 1 up"),
         ("onGap", on_gap, on_gap in ("error", "accept"), "'error' or 'accept'"),
     ):
         if not good:

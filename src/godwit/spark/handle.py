@@ -33,6 +33,8 @@ Schema: TypeAlias = sql.StructType | str
 TIME_MODES: Final = ("none", "processingtime", "eventtime")
 VALUE_BYTES_MAX: Final = 64 << 20
 
+_NOT_PLAIN: Final = (sql.UserDefinedType, sql.VariantType)
+
 
 class Scope:
     """Whose state user code may touch right now: no one's while `key` is None."""
@@ -68,7 +70,10 @@ class _Fields:
     __slots__ = ("_encode", "_name", "_scope", "decode")
 
     def __init__(self, scope: Scope, name: str, schema: pa.Schema) -> None:
-        codec = compile_codec(schema, scope.tz, lambda names: row_maker(tuple(names)))
+        try:
+            codec = compile_codec(schema, scope.tz, lambda names: row_maker(tuple(names)))
+        except DefinitionError as error:
+            raise error.at(variable=name) from None
         self._scope = scope
         self._name = name
         self._encode = codec.encode
@@ -327,11 +332,22 @@ def arrow_schema(schema: Any, variable: str) -> pa.Schema:
         message = f"the schema of state variable {variable!r} is a StructType or a DDL string, not {schema!r:.80}"
         raise DefinitionError(message, variable=variable)
     try:
-        return to_arrow_schema(struct, timezone="UTC", prefers_large_types=False)
+        odd = next((kind for kind in _types(struct) if isinstance(kind, _NOT_PLAIN)), None)
+        if odd is None:
+            return to_arrow_schema(struct, timezone="UTC", prefers_large_types=False)
+        why = f"values of {odd.simpleString()} are objects of a class of their own"
     except PySparkException as error:
-        raise DefinitionError(
-            f"state variable {variable!r} has a type that Arrow has no form for: {error}", variable=variable
-        ) from error
+        why = str(error)
+    raise DefinitionError(f"state variable {variable!r} has a type that cannot be kept: {why}", variable=variable)
+
+
+def _types(kind: sql.DataType) -> Iterator[sql.DataType]:
+    yield kind
+    for inner in vars(kind).values():
+        for part in inner if isinstance(kind, sql.StructType) and isinstance(inner, list) else (inner,):
+            held = part.dataType if isinstance(part, sql.StructField) else part
+            if isinstance(held, sql.DataType):
+                yield from _types(held)
 
 
 _ATOMIC: Final[Mapping[str, sql.DataType]] = {

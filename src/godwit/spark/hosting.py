@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable
 
 from pyspark import InheritableThread, SparkContext
 
@@ -73,14 +72,14 @@ class HostJob:
         """One Spark job that lasts as long as the host lives. How it ended is told by lease, obituary and controller."""
         config = self.config
 
-        def task(_: Iterator[Any]) -> Iterator[int]:
+        def task(_: Iterable[int]) -> Iterable[int]:
             serve(config)
-            return iter(())
+            return ()
 
         self._context.setJobGroup(self._group, f"godwit {config.host}", interruptOnCancel=True)
         try:
             self._context.parallelize([0], 1).mapPartitions(task).collect()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 a host that died is started again, whatever killed it
             self.last_end = str(error).splitlines()[0]
 
     def stop(self) -> None:

@@ -9,22 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, cast
 
 import cloudpickle
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import DataType, DoubleType, FloatType, StructField, StructType
 
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
 from godwit.model.watermark import Policy
+from godwit.runtime.lanes import EXTRA
 from godwit.runtime.native import NativeAdapter, Processor
-from godwit.runtime.router import Route, Router, Task
+from godwit.runtime.route import Numbering, Route, Task
+from godwit.runtime.router import Router
 from godwit.runtime.spec import Operator, OperatorSpec, TimeMode
 from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
@@ -34,6 +36,43 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _TIME_MODES: dict[str, TimeMode] = {"none": "none", "processingtime": "processingTime", "eventtime": "eventTime"}
 _DELAY = "spark.watermarkDelayMs"
 INITIAL_BATCH = -1
+CONTENT, LANE, SEQUENCE = "__godwit_content", "__godwit_lane", "__godwit_sequence"
+
+# Nodes of a logical plan that give the same rows in the same order whenever a batch is computed again.
+ORDER_KEEPING = frozenset(
+    "ArrowEvalPython BatchEvalPython CollectMetrics DataSourceV2Relation DataSourceV2ScanRelation DeserializeToObject "
+    "EventTimeWatermark Expand Filter Generate LocalRelation LogicalRDD LogicalRelation MapElements MapInArrow MapInPandas "
+    "MapPartitions OneRowRelation Project PythonDataSource PythonMapInArrow Range Relation ResolvedHint SerializeFromObject "
+    "StreamingDataSourceV2Relation StreamingDataSourceV2ScanRelation StreamingExecutionRelation StreamingRelation "
+    "StreamingRelationV2 SubqueryAlias Union View".split()
+)
+
+
+class OperatorOptions(TypedDict, total=False):
+    """What can be said about an operator beside PySpark's own arguments.
+
+    nullKeys: "error" (the default) or "bucket": rows whose key is null share a state of their own.
+    watermarkPolicy: "max" as Spark does (the fastest partition leads) or "min" (the slowest holds time back).
+    timeout_s: how long one call of the processor may take before it counts as hanging (60).
+    value_bytes_max: the largest single state value (64 MiB).
+    lane, sequence: columns that identify rows, for sources that may cut a batch into other partitions when it is read
+    again, e.g. lane=["topic", "partition"], sequence="offset".
+    """
+
+    nullKeys: str
+    watermarkPolicy: str
+    timeout_s: float
+    value_bytes_max: int
+    lane: str | Sequence[str]
+    sequence: str
+
+
+DEFAULTS: OperatorOptions = {
+    "nullKeys": "error",
+    "watermarkPolicy": "max",
+    "timeout_s": 60.0,
+    "value_bytes_max": 64 << 20,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +85,13 @@ class Definition:
     name: str
     flavour: Literal["row", "pandas", "native"]
     output: StructType | str | None
-    outputMode: str
-    timeMode: str
-    nullKeys: str
-    watermarkPolicy: str
-    timeout_s: float
-    value_bytes_max: int
+    output_mode: str
+    time_mode: str
+    given: OperatorOptions
+
+    @property
+    def options(self) -> OperatorOptions:
+        return {**DEFAULTS, **self.given}
 
 
 def build(definition: Definition) -> Operator:
@@ -64,7 +104,7 @@ def build(definition: Definition) -> Operator:
 
 
 def checked_name(name: str) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(str(name)):
         raise DefinitionError(
             f"{name!r} is not a name for an operator", todo="Use letters, digits, '_', '-' and '.', at most 100"
         )
@@ -74,15 +114,11 @@ def checked_name(name: str) -> str:
 def _build(definition: Definition) -> Operator:
     frame = definition.frame
     _check_choices(definition)
+    options = definition.options
     time_mode = _time_mode(definition)
     tz = session_zone(frame)
     schema = input_schema(frame)
-    missing = [key for key in definition.keys if key not in schema.names]
-    if missing or not definition.keys:
-        raise DefinitionError(
-            f"the input has no column {missing[0]!r} to use as a key" if missing else "no key column was named",
-            todo=f"Its columns are {', '.join(schema.names)}",
-        )
+    _check_columns(definition, schema)
     key_schema = pa.schema([schema.field(key) for key in definition.keys])
     KeyCodec(key_schema, tz)
     event_time, delay_ms = _event_time(frame, time_mode)
@@ -97,33 +133,57 @@ def _build(definition: Definition) -> Operator:
         time_mode=time_mode,
         event_time=event_time,
         delay_ms=delay_ms,
-        watermark_policy=cast(Policy, definition.watermarkPolicy),
+        watermark_policy=cast(Policy, options["watermarkPolicy"]),
         lateness_ms=getattr(definition.processor, "allowed_lateness_ms", 0),
-        null_keys=cast(Literal["error", "bucket"], definition.nullKeys),
+        null_keys=cast(Literal["error", "bucket"], options["nullKeys"]),
         tz=tz,
-        timeout_s=definition.timeout_s,
+        timeout_s=options["timeout_s"],
         ephemeral=not frame.isStreaming,
     )
     return Operator(spec, _pickled(adapter))
 
 
 def _check_choices(definition: Definition) -> None:
+    options = definition.options
+    unknown = sorted(set(options) - set(OperatorOptions.__annotations__))
+    if unknown:
+        raise DefinitionError(
+            f"unknown argument {unknown[0]!r}", todo=f"Use {', '.join(OperatorOptions.__annotations__)}"
+        )
     for option, value, allowed in (
-        ("outputMode", definition.outputMode.lower(), ("append", "update")),
-        ("nullKeys", definition.nullKeys, ("error", "bucket")),
-        ("watermarkPolicy", definition.watermarkPolicy, ("max", "min")),
+        ("outputMode", definition.output_mode.lower(), ("append", "update")),
+        ("nullKeys", options["nullKeys"], ("error", "bucket")),
+        ("watermarkPolicy", options["watermarkPolicy"], ("max", "min")),
     ):
         if value not in allowed:
             raise DefinitionError(f"{option}={value!r} is not supported", todo=f"Use one of {', '.join(allowed)}")
-    if definition.timeout_s <= 0:
-        raise DefinitionError(f"timeout_s={definition.timeout_s} is not a time", todo="Give seconds above 0")
+    if options["timeout_s"] <= 0:
+        raise DefinitionError(f"timeout_s={options['timeout_s']} is not a time", todo="Give seconds above 0")
+    if ("lane" in options) != ("sequence" in options):
+        raise DefinitionError("lane and sequence columns go together", todo="Name both, or neither")
+
+
+def _check_columns(definition: Definition, schema: pa.Schema) -> None:
+    lane = definition.given.get("lane", ())
+    named = [*definition.keys, *((lane,) if isinstance(lane, str) else lane)]
+    named += [definition.given["sequence"]] if "sequence" in definition.given else []
+    missing = [name for name in named if name not in schema.names]
+    if missing or not definition.keys:
+        raise DefinitionError(
+            f"the input has no column {missing[0]!r}" if missing else "no key column was named",
+            todo=f"Its columns are {', '.join(schema.names)}",
+        )
+    reserved = [name for name in schema.names if name.startswith("__godwit")]
+    twice = [name for name in schema.names if schema.names.count(name) > 1]
+    if reserved or twice:
+        raise DefinitionError(f"column {(reserved or twice)[0]!r} is reserved or there twice", todo="Rename it before")
 
 
 def _time_mode(definition: Definition) -> TimeMode:
-    mode = _TIME_MODES.get(str(definition.timeMode).lower())
+    mode = _TIME_MODES.get(str(definition.time_mode).lower())
     if mode is None:
         raise DefinitionError(
-            f"timeMode={definition.timeMode!r} is not known", todo="Use none, processingTime or eventTime"
+            f"timeMode={definition.time_mode!r} is not known", todo="Use none, processingTime or eventTime"
         )
     return mode
 
@@ -179,7 +239,7 @@ def _adapter(
         to_arrow_schema(_output_type(definition.output), timezone=tz),
         time_mode=time_mode,
         tz=tz,
-        value_bytes_max=definition.value_bytes_max,
+        value_bytes_max=definition.options["value_bytes_max"],
     )
 
 
@@ -206,27 +266,66 @@ def _pickled(thing: Any) -> bytes:
 # -- the frame -------------------------------------------------------------------------------------------------------
 
 
+def numbering(definition: Definition) -> Numbering:
+    """What tells the rows of a batch apart when Spark reads it again."""
+    if "lane" in definition.given:
+        return "columns"
+    plan: Any = definition.frame._jdf.queryExecution().analyzed()
+    return "content" if _shuffles(plan) else "position"
+
+
+def _shuffles(node: Any) -> bool:
+    """Whether rows may arrive in another order when the input is computed again. What is not known to keep it, may not."""
+    if node.nodeName() not in ORDER_KEEPING:
+        return True
+    children = node.children()
+    return any(_shuffles(children.apply(at)) for at in range(children.size()))
+
+
+def with_identity(definition: Definition, numbered_by: Numbering) -> DataFrame:
+    """The input with what the router needs behind it: the columns of the numbering, then the routing hash."""
+    frame = definition.frame
+    match numbered_by:
+        case "content":
+            frame = frame.withColumn(CONTENT, sf.xxhash64(*(_comparable(field) for field in frame.schema.fields)))
+        case "columns":
+            lane = definition.given["lane"]
+            names = [lane] if isinstance(lane, str) else list(lane)
+            frame = frame.withColumn(LANE, sf.xxhash64(*(sf.col(f"`{name}`") for name in names)))
+            frame = frame.withColumn(SEQUENCE, sf.col(f"`{definition.given['sequence']}`").cast("long"))
+        case "position":
+            pass
+    return hashed(frame, definition.keys)
+
+
+def _comparable(field: StructField) -> Any:
+    """Maps have no hash in Spark SQL: their JSON stands for them."""
+    column = sf.col(f"`{field.name}`")
+    return sf.to_json(sf.struct(column)) if "map<" in field.dataType.simpleString() else column
+
+
 def hashed(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
     """The input with the routing hash as its last column. Zeros of both signs are one key, as in Spark's own grouping."""
     columns = [_normalised(frame, key) for key in keys]
-    return frame.withColumn(HASH, F.xxhash64(*columns))
+    return frame.withColumn(HASH, sf.xxhash64(*columns))
 
 
 def _normalised(frame: DataFrame, key: str) -> Any:
     kind: DataType = frame.schema[key].dataType
-    column = F.col(f"`{key}`")
-    return column + F.lit(0.0).cast(kind) if isinstance(kind, (FloatType, DoubleType)) else column
+    column = sf.col(f"`{key}`")
+    return column + sf.lit(0.0).cast(kind) if isinstance(kind, (FloatType, DoubleType)) else column
 
 
 def with_ticks(frame: DataFrame, ticks: DataFrame) -> DataFrame:
     """The hashed input beside a source of empty rows, which have no hash."""
-    columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    columns = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
     return frame.unionByName(ticks.select(*columns))
 
 
 def routed(frame: DataFrame, route: Route, incarnation: str) -> DataFrame:
     """The operator itself: a router in every task."""
-    schema = to_arrow_schema(StructType(frame.schema.fields[:-1]), timezone=session_zone(frame))
+    user = len(frame.columns) - 1 - EXTRA[route.numbering]
+    schema = to_arrow_schema(StructType(frame.schema.fields[:user]), timezone=session_zone(frame))
     output = from_arrow_schema(route.output_schema, prefer_timestamp_ntz=True)
     return frame.mapInArrow(_router_body(route, schema, incarnation), output)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -53,9 +52,7 @@ def _cause(error: BaseException, host: str) -> Exception:
     return HostUnavailable(f"{host} could not be read: {text.splitlines()[0]}", host=host)
 
 
-def state_frame(
-    spark: SparkSession, home: Home, token: str, spec: OperatorSpec, binding: Binding | None
-) -> DataFrame:
+def state_frame(spark: SparkSession, home: Home, token: str, spec: OperatorSpec, binding: Binding | None) -> DataFrame:
     """The state of every key as of a committed batch, the newest or, while one is being processed, the one before it."""
     batch = committed_batch(spark, binding.checkpoint) if binding else -1
     view = View(spec, str(home.path), home.routing.hosts, batch, token)
@@ -63,9 +60,8 @@ def state_frame(
 
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for positions in batches:
-            for position in positions.column(0).to_pylist():
-                yield from view.read(position)
+            for position in positions.column(0).to_numpy():
+                yield from view.read(int(position))
 
     hosts = len(view.hosts)
     return spark.range(0, hosts, 1, hosts).mapInArrow(body, schema)
-

@@ -112,15 +112,16 @@ class _StatefulAdapter:
         """The input of the key at a position, from a batch sorted by key; asked for in order."""
         raise NotImplementedError
 
-    def _moment(self, micros: int) -> Any:
+    def _moment(self, micros: int, wall_clock: datetime) -> Any:
         """An instant that is part of a key, as this flavour shows it."""
         raise NotImplementedError
 
     def open(self, state: KeyedState) -> None:
-        self._scope = Scope(self._time_mode, self._tz, self._value_bytes_max, self._public())
-        self._scope.state = state
-        self._run("init", lambda: self._processor.init(Handle(self._opened, state.variables)))
-        self._scope.declaring = False
+        scope = Scope(self._time_mode, self._tz, self._value_bytes_max, self._public())
+        scope.state = state
+        self._run(scope, "init", lambda: self._processor.init(Handle(scope, state.variables)))
+        scope.declaring = False
+        self._scope = scope
 
     def process(self, rows: Rows, times: Times) -> Outputs:
         scope, public, sink = self._opened, self._opened.public, self._sink()
@@ -132,7 +133,7 @@ class _StatefulAdapter:
                 scope.key = key
                 sink.consume(handle(public(key), inputs(position), timer_values))
 
-        self._run("handleInputRows", calls)
+        self._run(scope, "handleInputRows", calls)
         return self._outputs(sink, rows.keys, rows.row_index[rows.last])
 
     def expire(self, timers: Sequence[tuple[int, Key]], times: Times) -> Outputs:
@@ -147,7 +148,7 @@ class _StatefulAdapter:
                 state, _ = scope.here("a timer")
                 state.timer_remove(key, expiry_ms)
 
-        self._run("handleExpiredTimer", calls)
+        self._run(scope, "handleExpiredTimer", calls)
         return self._outputs(sink, [key for _, key in timers], np.arange(len(timers), dtype=np.int64))
 
     def initialise(self, rows: Rows, times: Times) -> None:
@@ -161,11 +162,11 @@ class _StatefulAdapter:
                 for initial in inputs(position):
                     handle(public(key), initial, timer_values)
 
-        self._run("handleInitialState", calls)
+        self._run(scope, "handleInitialState", calls)
 
     def close(self) -> None:
         if self._scope is not None:
-            self._run("close", self._processor.close)
+            self._run(self._scope, "close", self._processor.close)
             self._scope = None
 
     @property
@@ -186,8 +187,7 @@ class _StatefulAdapter:
             return TimerValues(-1, -1)
         return TimerValues(times.processing_ms, times.watermark_ms)
 
-    def _run(self, name: str, calls: Callable[[], object]) -> None:
-        scope = self._opened
+    def _run(self, scope: Scope, name: str, calls: Callable[[], object]) -> None:
         try:
             calls()
         except GodwitError as error:
@@ -214,7 +214,7 @@ class _StatefulAdapter:
         moment = self._moment
         return lambda key: tuple(
             [
-                moment(stored) if i in instants and stored is not None else shown
+                moment(stored, shown) if i in instants and stored is not None else shown
                 for i, (stored, shown) in enumerate(zip(key, public(key), strict=True))
             ]
         )
@@ -241,7 +241,7 @@ class RowAdapter(_StatefulAdapter):
 
         return of_next
 
-    def _moment(self, micros: int) -> Any:
+    def _moment(self, micros: int, wall_clock: datetime) -> Any:
         return (_EPOCH + timedelta(microseconds=micros)).astimezone(ZoneInfo(self._tz))
 
 
@@ -258,8 +258,8 @@ class PandasAdapter(_StatefulAdapter):
     def _shows(self, kind: Any) -> bool:
         return pa.types.is_timestamp(kind)
 
-    def _moment(self, micros: int) -> Any:
-        return pd.Timestamp(micros, unit="us", tz="UTC").tz_convert(self._tz).tz_localize(None)
+    def _moment(self, micros: int, wall_clock: datetime) -> Any:
+        return pd.Timestamp(wall_clock)
 
 
 def _failed(error: Exception, name: str, key: Key | None) -> ProcessorFailed:

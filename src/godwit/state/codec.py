@@ -92,11 +92,11 @@ def _packed_encode(slots: Sequence[Slot], layout: struct.Struct, width: int) -> 
     to_stored = _to_stored(slots)
 
     def encode(values: Sequence[Any]) -> bytes:
-        if tuple(map(type, values)) == plain:
-            try:
+        try:
+            if tuple(map(type, values)) == plain:
                 return pack(no_nulls, *values)
-            except (struct.error, OverflowError):
-                pass  # out of range: the careful way finds which
+        except (struct.error, OverflowError, TypeError):
+            pass  # out of range, or no sequence: the careful way says what is wrong
         return careful(values)
 
     def careful(values: Sequence[Any]) -> bytes:

@@ -30,6 +30,16 @@ def with_rows(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(ROW, pa.int64(), nullable=False), *schema])
 
 
+def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # type: ignore[attr-defined]
+
+
+def in_row_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Outputs, each batch already in row order, as one."""
+    whole = joined(batches)
+    return whole if len(batches) == 1 else whole.take(np.argsort(whole.column(0).to_numpy(), kind="stable"))
+
+
 @dataclass(slots=True)
 class Entry:
     """One chunk as it was applied: its rows (ascending), their key hashes, and its outputs (with the row column)."""
@@ -59,7 +69,7 @@ class Ledger:
 
     output_schema: pa.Schema
     lanes: dict[str, list[Entry]] = field(default_factory=dict)
-    finished: dict[str, int] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
+    finished: dict[str, int | None] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
 
     def clear(self) -> None:
         self.lanes = {}
@@ -71,7 +81,8 @@ class Ledger:
     def unseen(self, lane: str, rows: Ints, hashes: Ints) -> npt.NDArray[np.bool_] | None:
         """Which of the rows have not been applied; None says none has, the usual case, without work.
 
-        Raises NotReplayable when a row that was applied now comes with another key."""
+        Raises NotReplayable when a row that was applied now comes with another key.
+        """
         entries = self.lanes.get(lane)
         if not entries or len(rows) == 0 or rows[0] > max(_last(entry) for entry in entries):
             return None

@@ -103,12 +103,12 @@ def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recove
     fence = Fence(directory, generation)
     try:
         manifest, next_lsn = _succeed(directory, generation)
-    except CheckpointCorrupt:
+        if durability == "disk":
+            _sync(directory, manifest)
+        write_manifest(directory, manifest)
+    except GodwitError:
         fence.check()  # a still newer generation may have removed what is missing
         raise
-    if durability == "disk":
-        _sync(directory, manifest)
-    write_manifest(directory, manifest)
     fence.check()
     sweep(directory, manifest)
     return manifest, Recovered(directory, manifest, next_lsn)

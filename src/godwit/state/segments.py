@@ -70,6 +70,7 @@ class FileWriter:
             self.write([header])
         except BaseException:
             self.close()
+            path.unlink(missing_ok=True)
             raise
 
     def _create(self, how: int) -> int:

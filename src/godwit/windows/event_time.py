@@ -36,7 +36,11 @@ _FAR_US: Final = 2**62  # beyond any event time; keeps a watermark of "never" or
 
 
 class EventSliding(Window):
-    """A window of `size` of event time, starting every `slide`; `window` is a struct of its start and end."""
+    """A window of `size` of event time, starting every `slide`; `window` is a struct of its start and end.
+
+    Rows go by order of arrival within each piece of time that no window divides, and piece by piece in a window: that
+    is what `first`, `last` and `collect` see.
+    """
 
     keeps_new = False  # a key that brought only late rows leaves nothing behind
 

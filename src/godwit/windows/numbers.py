@@ -124,7 +124,8 @@ class Extreme(Aggregate):
             into, values = into[valid], values[valid]
         best, count = panes[self.name(self.part)], panes[self.name("n")]
         best[count == 0] = self._worst(best.dtype)
-        self.better.at(best, into, values)
+        with np.errstate(invalid="ignore"):  # NaN is a value like any other
+            self.better.at(best, into, values)
         np.add.at(count, into, 1)
         best[count == 0] = 0
 
@@ -132,7 +133,8 @@ class Extreme(Aggregate):
         best, count = target[self.name(self.part)], target[self.name("n")]
         other, others = source[self.name(self.part)][at], source[self.name("n")][at]
         mine = np.where(count[into] == 0, other, best[into])
-        best[into] = np.where(others == 0, mine, self.better(mine, other))
+        with np.errstate(invalid="ignore"):
+            best[into] = np.where(others == 0, mine, self.better(mine, other))
         count[into] += others
 
     def result(self, panes: Columns) -> pa.Array[Any]:

@@ -1,0 +1,111 @@
+"""What tells the rows of a batch apart when the batch is read again, and how many go to the hosts at once.
+
+Usually a row's place in its partition. After a shuffle rows come in any order, so they are put in an order of their own: by
+event time where there is one, then by a hash of their content; rows of equal content may stand for each other. Where a source
+may cut a batch into other partitions, lane and sequence columns tell the rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import NotReplayable
+from godwit.runtime.route import Route
+from godwit.runtime.rows import Index
+from godwit.state.ledger import joined
+
+CHUNK_ROWS_MAX = 1 << 17
+EXTRA = {"position": 0, "content": 1, "columns": 2}  # columns that Spark put between the user's and the routing hash
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows that are sent together: the user's columns, row numbers ascending, routing hashes."""
+
+    lane: str
+    batch: pa.RecordBatch
+    rows: Index
+    hashes: Index
+
+
+def windows(batches: Iterable[pa.RecordBatch], route: Route, lane: str) -> Iterator[Window]:
+    kept = (_without_ticks(batch) for batch in batches)
+    filled = (batch for batch in kept if len(batch))
+    match route.numbering:
+        case "position":
+            yield from _by_position(_gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled, lane)
+        case "content":
+            whole = list(filled)
+            if whole:
+                yield from _by_position(_slices(_by_content(joined(whole), route.event_time)), lane)
+        case "columns":
+            for batch in _gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled:
+                yield from _by_columns(batch)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Larger batches: a processor that is called once per key and batch should see all of the key's rows."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(map(len, held)) >= rows_max:
+            yield joined(held)
+            held = []
+    if held:
+        yield joined(held)
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(batch), CHUNK_ROWS_MAX):
+        yield batch.slice(start, CHUNK_ROWS_MAX)
+
+
+def _by_position(batches: Iterable[pa.RecordBatch], lane: str) -> Iterator[Window]:
+    next_row = 0
+    for batch in batches:
+        rows = np.arange(next_row, next_row + len(batch), dtype=np.int64)
+        next_row += len(batch)
+        yield Window(lane, batch.select(batch.schema.names[:-1]), rows, _ints(batch, -1))
+
+
+def _by_content(batch: pa.RecordBatch, event_time: str | None) -> pa.RecordBatch:
+    content = _ints(batch, -2)
+    if event_time is None:
+        order = np.argsort(content, kind="stable")
+    else:
+        times = batch.column(batch.schema.get_field_index(event_time)).cast(pa.int64()).fill_null(0).to_numpy()
+        order = np.lexsort((content, times))
+    names = batch.schema.names
+    return batch.select([*names[:-2], names[-1]]).take(order)
+
+
+def _by_columns(batch: pa.RecordBatch) -> Iterator[Window]:
+    lanes, rows, hashes = (_ints(batch, at) for at in (-3, -2, -1))
+    user = batch.select(batch.schema.names[:-3])
+    for lane in dict.fromkeys(lanes.tolist()):
+        mine = np.flatnonzero(lanes == lane)
+        if (np.diff(rows[mine]) <= 0).any():
+            raise NotReplayable(
+                "the sequence column does not ascend within its lane",
+                todo="Name a column that strictly ascends in the order of the input, such as Kafka's offset",
+                lane=f"column-{lane}",
+            )
+        yield Window(f"column-{lane}", user.take(mine), rows[mine], hashes[mine])
+
+
+def _ints(batch: pa.RecordBatch, at: int) -> Index:
+    column = batch.column(batch.num_columns + at)
+    if column.null_count:
+        raise NotReplayable("a lane or sequence column is null", todo="Filter such rows out before the operator")
+    values: Index = np.ascontiguousarray(column.to_numpy())
+    return values
+
+
+def _without_ticks(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows without a routing hash only made this batch happen."""
+    hashes = batch.column(batch.num_columns - 1)
+    return batch.filter(hashes.is_valid()) if hashes.null_count else batch

@@ -1,0 +1,177 @@
+"""One host as a lane sees it: a stream, what is unanswered on it, and the way back after a restart."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from godwit.errors import HostUnavailable
+from godwit.runtime.leases import Lease, host_directory, read_lease, read_obituary
+from godwit.runtime.route import Route, Task
+from godwit.transport import wire
+from godwit.transport.flight import GONE, Client, wrong_token
+
+BREAKS_MAX = 20  # in a row without an answer: then the host refuses us for a reason that waiting does not mend
+
+
+class Link:
+    """Sends messages in order and gives back their answers in order, whatever happens to the host in between."""
+
+    def __init__(self, host: str, route: Route, task: Task, schema: pa.Schema) -> None:
+        self.host = host
+        self.timers: pa.RecordBatch | None = None
+        self._route = route
+        self._task = task
+        self._schema = schema
+        self._directory = host_directory(route.checkpoint, host)
+        self._unanswered: deque[tuple[bytes, pa.RecordBatch | None]] = deque()
+        self._answered: dict[int, int] = {}
+        self._lease: Lease | None = None
+        self._client: Client | None = None
+        self._deadline: float | None = None
+        self._breaks = 0
+
+    def connect(self) -> None:
+        """Open a stream to the host's newest generation and say again what it has not answered."""
+        while True:
+            lease = self._wait_lease()
+            try:
+                self._open(lease)
+                return
+            except GONE as error:
+                self._lost(error)
+
+    def _open(self, lease: Lease) -> None:
+        task, request = self._task, self._task.request
+        self._lease = lease
+        self._client = Client(lease.address, self._route.token)
+        try:
+            self._writer, self._reader = self._client.exchange(
+                operator=self._route.operator,
+                scope=task.scope,
+                query=request.query,
+                run=request.run,
+                batch=request.batch,
+                lane=task.lane,
+            )
+            self._writer.begin(self._schema)
+        except flight.FlightUnauthenticatedError as error:
+            raise wrong_token(lease.address) from error
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(
+            target=_drain, args=(self._reader, self._inbox), name=f"godwit-link-{self.host}", daemon=True
+        ).start()
+        if request.batch >= 0:
+            opened = self._read("opened")
+            self.timers = opened[1]
+        for note, data in self._unanswered:
+            self._write(note, data)
+        self._deadline = None
+
+    def _wait_lease(self) -> Lease:
+        """The address of a generation that we have not lost yet; polled, because the host tells only the file system."""
+        self._deadline = self._deadline or time.monotonic() + self._route.wait_s
+        pause_s = 0.002
+        while True:
+            lease = read_lease(self._directory)
+            if lease is not None and lease != self._lease:
+                return lease
+            if lease is not None and time.monotonic() > self._deadline - self._route.wait_s + 1.0:
+                self._lease = None  # the same generation may only have dropped the connection: try it again
+            if time.monotonic() > self._deadline:
+                raise HostUnavailable(
+                    f"{self.host} has not served for {self._route.wait_s:g} s",
+                    todo="Look at flock.status() and the executor's log; the task is retried by Spark",
+                    operator=self._route.operator,
+                    host=self.host,
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.05)
+
+    def _lost(self, error: BaseException) -> None:
+        """The stream broke. If the host ended itself because of us, say why; otherwise go on with its successor."""
+        self._close_client()
+        self._breaks += 1
+        if self._breaks > BREAKS_MAX:
+            raise HostUnavailable(
+                f"{self.host} broke the connection {self._breaks} times without an answer: {error}", host=self.host
+            )
+        if isinstance(error, flight.FlightUnauthenticatedError):
+            raise wrong_token(self._lease.address if self._lease else self.host) from error
+        if self._lease is not None:
+            reason = read_obituary(self._directory, self._lease.generation)
+            if reason is not None:
+                raise reason.at(host=self.host)
+
+    def send(self, note: bytes, data: pa.RecordBatch | None) -> None:
+        self._unanswered.append((note, data))
+        try:
+            self._write(note, data)
+        except GONE as error:
+            self._lost(error)
+            self.connect()
+
+    def _write(self, note: bytes, data: pa.RecordBatch | None) -> None:
+        if data is None:
+            self._writer.write_metadata(note)
+        else:
+            self._writer.write_with_metadata(data, note)
+
+    def receive(self, kind: str) -> pa.RecordBatch | None:
+        """The answer to the oldest unanswered message."""
+        header, data = self._read_again(kind)
+        self._unanswered.popleft()
+        self._breaks = 0
+        if "lsn" in header:
+            assert self._lease is not None
+            self._answered[self._lease.generation] = header["lsn"]
+        return data
+
+    def _read_again(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
+        while True:
+            try:
+                return self._read(kind)
+            except GONE as error:
+                self._lost(error)
+                self.connect()
+
+    def _read(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
+        message = self._inbox.get()
+        if isinstance(message, BaseException):
+            raise message
+        return wire.unpack(message.app_metadata, kind), message.data
+
+    def finish(self, rows: int | None, event_max_ms: int | None) -> None:
+        answered = list(self._answered.items())
+        self.send(wire.pack("finish", rows=rows, event_max_ms=event_max_ms, answered=answered), None)
+
+    def close(self) -> None:
+        if self._client is not None:
+            try:
+                self._writer.done_writing()
+                self._writer.close()
+            except GONE:
+                pass
+        self._close_client()
+
+    def _close_client(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _drain(reader: Any, inbox: queue.SimpleQueue[Any]) -> None:
+    """Read answers as they come, so that neither side ever waits for the other to read."""
+    while True:
+        try:
+            message = reader.read_chunk()
+        except BaseException as error:  # noqa: BLE001 whoever reads the inbox raises it
+            inbox.put(error)
+            return
+        inbox.put(message)

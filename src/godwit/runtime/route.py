@@ -1,0 +1,43 @@
+"""What a router needs to know: its operator and flock, and which task it is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from godwit.model.progress import BatchRef
+from godwit.model.routing import Routing
+
+Numbering = Literal["position", "content", "columns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An operator and its flock, as shipped with a task.
+
+    `numbering` says what tells the rows of a batch apart when it is read again: their position in the partition, their
+    content (after a shuffle, which has no order of its own), or lane and sequence columns.
+    """
+
+    operator: str
+    checkpoint: str
+    routing: Routing
+    output_schema: pa.Schema
+    key_names: tuple[str, ...]
+    token: str = field(repr=False)
+    null_keys: str = "error"
+    event_time: str | None = None
+    gather: bool = True
+    numbering: Numbering = "position"
+    wait_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Which task this is: lane, batch, and the scope of a batch DataFrame's evaluation."""
+
+    request: BatchRef
+    lane: str
+    scope: str | None = None

@@ -1,0 +1,286 @@
+"""Keyed state against plain dictionaries: its views, what it logs, and that spilling changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from godwit.state.changes import latest
+from godwit.state.keys import KeyCodec
+from godwit.state.tables import KeyedState
+from godwit.state.variables import Variable
+
+KEY_SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64())])
+CODEC = KeyCodec(KEY_SCHEMA)
+SCHEMA = pa.schema([("x", pa.int64())])
+TTL_MS = 100
+VARIABLES = [
+    Variable("value", "value", SCHEMA),
+    Variable("brief value", "value", SCHEMA, ttl_ms=TTL_MS),
+    Variable("list", "list", SCHEMA),
+    Variable("brief list", "list", SCHEMA, ttl_ms=TTL_MS),
+    Variable("map", "map", SCHEMA, SCHEMA),
+    Variable("brief map", "map", SCHEMA, SCHEMA, ttl_ms=TTL_MS),
+]
+VALUES, LISTS, MAPS = [0, 1], [2, 3], [4, 5]
+KEYS = [("a", 1), ("a", 2), ("b", None), ("", 0), (None, 1), ("long" * 200, 7)]
+TIMES = [5, 10, 50, 120, 10**12, -3]
+
+keys = st.sampled_from(KEYS)
+key_lists = st.lists(keys, max_size=4, unique=True)
+payloads = st.binary(min_size=1, max_size=40)
+subs = st.sampled_from([b"p", b"q", b"r", b"s"])
+times = st.sampled_from(TIMES)
+
+
+@dataclass
+class Model:
+    """State as plain dictionaries; a payload of a brief variable stands beside its expiry."""
+
+    values: dict = field(default_factory=dict)
+    lists: dict = field(default_factory=dict)
+    maps: dict = field(default_factory=dict)
+    timers: dict = field(default_factory=dict)
+
+    def view(self, now_ms: int) -> dict:
+        """What is there to be read, by (variable, key)."""
+        seen = {at: payload for at, (payload, expiry) in self.values.items() if expiry > now_ms}
+        for at, elements in self.lists.items():
+            seen[at] = [payload for payload, expiry in elements if expiry > now_ms]
+        for at, entries in self.maps.items():
+            seen[at] = [(sub, payload) for sub, (payload, expiry) in entries.items() if expiry > now_ms]
+        for key, expiries in self.timers.items():
+            seen["timers", key] = sorted(expiries)
+        return {at: what for at, what in seen.items() if what or isinstance(what, bytes)}
+
+
+def view_of(state: KeyedState) -> dict:
+    seen: dict = {}
+    for key in KEYS:
+        for var in VALUES:
+            if (payload := state.value_get(var, key)) is not None:
+                seen[var, key] = payload
+        for var in LISTS:
+            seen[var, key] = state.list_get(var, key)
+        for var in MAPS:
+            seen[var, key] = list(state.map_items(var, key))
+            assert state.map_exists(var, key) == bool(seen[var, key])
+            assert [state.map_get(var, key, sub) for sub, _ in seen[var, key]] == [p for _, p in seen[var, key]]
+        seen["timers", key] = state.timer_list(key)
+    return {at: what for at, what in seen.items() if what or isinstance(what, bytes)}
+
+
+def unordered(view: dict) -> dict:
+    return {at: dict(what) if at[0] in MAPS else what for at, what in view.items()}
+
+
+class KeyedStateModel(RuleBasedStateMachine):
+    @initialize(spills=st.booleans())
+    def start(self, spills: bool) -> None:
+        self.scratch = tempfile.TemporaryDirectory()
+        self.limit = 1_500 if spills else None
+        self.state = self.new_state()
+        self.now_ms = 0
+        self.log: list[pa.RecordBatch] = []
+        self.staged, self.merged, self.committed = Model(), Model(), Model()
+
+    def teardown(self) -> None:
+        self.state.close()
+        self.scratch.cleanup()
+
+    def new_state(self) -> KeyedState:
+        return KeyedState(VARIABLES, CODEC, Path(self.scratch.name), self.limit)
+
+    def stamped(self, var: int, payload: bytes) -> tuple[bytes, float]:
+        return payload, float("inf") if VARIABLES[var].ttl_ms is None else self.now_ms + TTL_MS
+
+    # What a processor does
+
+    @rule(var=st.sampled_from(VALUES), key=keys, payload=payloads)
+    def value_put(self, var, key, payload):
+        self.state.value_put(var, key, payload)
+        self.staged.values[var, key] = self.stamped(var, payload)
+
+    @rule(var=st.sampled_from(VALUES), some=key_lists, payload=payloads)
+    def value_put_many(self, var, some, payload):
+        self.state.value_put_many(var, some, [payload + b"%d" % i for i in range(len(some))])
+        for i, key in enumerate(some):
+            self.staged.values[var, key] = self.stamped(var, payload + b"%d" % i)
+
+    @rule(var=st.sampled_from(VALUES), key=keys)
+    def value_clear(self, var, key):
+        self.state.value_clear(var, key)
+        self.staged.values.pop((var, key), None)
+
+    @rule(var=st.sampled_from(LISTS), key=keys, elements=st.lists(payloads, max_size=3))
+    def list_put(self, var, key, elements):
+        self.state.list_put(var, key, elements)
+        self.staged.lists[var, key] = [self.stamped(var, e) for e in elements]
+
+    @rule(var=st.sampled_from(LISTS), key=keys, elements=st.lists(payloads, max_size=3))
+    def list_append(self, var, key, elements):
+        self.state.list_append(var, key, elements)
+        self.staged.lists.setdefault((var, key), []).extend(self.stamped(var, e) for e in elements)
+
+    @rule(var=st.sampled_from(LISTS), key=keys)
+    def list_clear(self, var, key):
+        self.state.list_clear(var, key)
+        self.staged.lists.pop((var, key), None)
+
+    @rule(var=st.sampled_from(MAPS), key=keys, sub=subs, payload=payloads)
+    def map_put(self, var, key, sub, payload):
+        self.state.map_put(var, key, sub, payload)
+        entries = self.staged.maps.setdefault((var, key), {})
+        if sub in entries and entries[sub][1] <= self.now_ms:
+            del entries[sub]
+        entries[sub] = self.stamped(var, payload)
+
+    @rule(var=st.sampled_from(MAPS), key=keys, sub=subs)
+    def map_remove(self, var, key, sub):
+        self.state.map_remove(var, key, sub)
+        self.staged.maps.get((var, key), {}).pop(sub, None)
+
+    @rule(var=st.sampled_from(MAPS), key=keys)
+    def map_clear(self, var, key):
+        self.state.map_clear(var, key)
+        self.staged.maps.pop((var, key), None)
+
+    @rule(key=keys, at_ms=times)
+    def timer_put(self, key, at_ms):
+        self.state.timer_put(key, at_ms)
+        self.staged.timers.setdefault(key, set()).add(at_ms)
+
+    @rule(key=keys, at_ms=times)
+    def timer_remove(self, key, at_ms):
+        self.state.timer_remove(key, at_ms)
+        self.staged.timers.get(key, set()).discard(at_ms)
+
+    # What an instance does
+
+    @rule()
+    def commit(self):
+        self.log.append(self.state.commit().to_batch(CODEC))
+        self.merged = copy.deepcopy(self.staged)
+
+    @rule()
+    def rollback(self):
+        self.state.rollback()
+        self.staged = copy.deepcopy(self.merged)
+
+    @rule()
+    def settle(self):
+        self.state.settle()
+        self.committed = copy.deepcopy(self.merged)
+
+    @rule(some=key_lists)
+    def drop(self, some):
+        self.rollback()
+        self.log.append(self.state.drop(some).to_batch(CODEC))
+        for part in (self.staged.values, self.staged.lists, self.staged.maps):
+            for at in [at for at in part if at[1] in some]:
+                del part[at]
+        for key in some:
+            self.staged.timers.pop(key, None)
+        self.merged = copy.deepcopy(self.staged)
+
+    @rule(step_ms=st.sampled_from([1, 60, 150]))
+    def time_passes(self, step_ms):
+        self.now_ms += step_ms
+        self.state.now_ms = self.now_ms
+
+    @rule(lasting=st.booleans())
+    def expire(self, lasting):
+        self.commit()
+        self.state.expire_ttl(self.now_ms)
+        if lasting:
+            self.commit()
+            self.check_nothing_expired_stays()
+        else:
+            self.rollback()
+
+    def check_nothing_expired_stays(self):
+        elements: dict = {}
+        for batch in self.state.export(committed=False):
+            for row in batch.to_pylist():
+                if row["var"] in (1, 3, 5):
+                    expiry = int.from_bytes(row["value"][:8], "little", signed=True)
+                    where = elements.setdefault((row["var"], row["name"], row["n"]), [])
+                    where.append(expiry > self.now_ms)
+        for (var, _, _), live in elements.items():
+            assert all(live) if var != 3 else 2 * sum(live) > len(live)
+
+    # What has to hold
+
+    @invariant()
+    def staged_view_is_the_models(self):
+        if hasattr(self, "state"):
+            assert view_of(self.state) == self.staged.view(self.now_ms)
+            assert self.state.value_get_many(1, KEYS) == [self.state.value_get(1, key) for key in KEYS]
+
+    @rule(some=st.lists(keys, max_size=8))
+    def reading_many_is_reading_each(self, some):
+        for var in VALUES:
+            assert self.state.value_get_many(var, some) == [self.state.value_get(var, key) for key in some]
+
+    @rule()
+    def keys_are_those_with_state(self):
+        found = list(self.state.keys())
+        assert len(found) == len(set(found)) == self.state.key_count
+        assert [key for key in KEYS if self.state.contains(key)] == [key for key in KEYS if key in found]
+        lasting = {at[1] for at in self.merged.view(self.now_ms)}
+        assert lasting <= set(found) <= {at[1] for at in self.merged.view(-1)}
+        assert (self.state.bytes_estimate > 0) == bool(found)
+
+    @rule(until_ms=times)
+    def due_timers_are_those_merged(self, until_ms):
+        merged = [(at_ms, key) for key, expiries in self.merged.timers.items() for at_ms in expiries]
+        due = sorted((t for t in merged if t[0] <= until_ms), key=lambda t: (t[0], CODEC.pack(t[1])))
+        assert self.state.due(until_ms) == due
+        assert self.state.next_timer_ms() == min((at_ms for at_ms, _ in merged), default=None)
+
+    @rule(rows_max=st.sampled_from([1, 3, 1000]))
+    def exports_show_the_merged_and_the_committed_state(self, rows_max):
+        merged = self.restored(list(self.state.export(committed=False, rows_max=rows_max)))
+        assert merged == self.merged.view(self.now_ms)
+        batches = list(self.state.export(committed=True, rows_max=rows_max))
+        assert all(batch.num_rows <= rows_max for batch in batches)
+        assert unordered(self.restored(batches)) == unordered(self.committed.view(self.now_ms))
+
+    @rule()
+    def the_log_brings_everything_back(self):
+        assert self.restored(self.log) == self.merged.view(self.now_ms)
+
+    @rule(data=st.data())
+    def what_still_matters_of_the_log_brings_everything_back(self, data):
+        if not self.log:
+            return
+        cut = data.draw(st.integers(0, len(self.log)))
+        older = self.compacted(self.log[:cut], keep_removals=False)
+        newer = self.compacted(self.log[cut:], keep_removals=True)
+        assert self.restored(self.compacted(self.log, keep_removals=False)) == self.merged.view(self.now_ms)
+        assert self.restored(older + newer) == self.merged.view(self.now_ms)
+
+    def compacted(self, batches: list[pa.RecordBatch], keep_removals: bool) -> list[pa.RecordBatch]:
+        if not batches:
+            return []
+        return latest(pa.Table.from_batches(batches), KEY_SCHEMA.names, keep_removals).to_batches()
+
+    def restored(self, batches: list[pa.RecordBatch]) -> dict:
+        """What a fresh state shows after replaying these."""
+        state = self.new_state()
+        state.now_ms = self.now_ms
+        for batch in batches:
+            state.replay(batch)
+        assert list(state.export(committed=True)) == []
+        view = view_of(state)
+        state.close()
+        return view
+
+
+TestKeyedStateModel = KeyedStateModel.TestCase
