@@ -28,15 +28,35 @@ VARIABLES = [
     Variable("map", "map", SCHEMA, SCHEMA),
     Variable("brief map", "map", SCHEMA, SCHEMA, ttl_ms=TTL_MS),
 ]
-VALUES, LISTS, MAPS = [0, 1], [2, 3], [4, 5]
-KEYS = [("a", 1), ("a", 2), ("b", None), ("", 0), (None, 1), ("long" * 200, 7)]
-TIMES = [5, 10, 50, 120, 10**12, -3]
+VALUES, LISTS, MAPS, BRIEF = [0, 1], [2, 3], [4, 5], [1, 3, 5]
+KEYS = [("a", 1), (None, 0), ("long" * 200, 7)]
+TIMES = [5, 10, 120, -3]
 
 keys = st.sampled_from(KEYS)
-key_lists = st.lists(keys, max_size=4, unique=True)
-payloads = st.binary(min_size=1, max_size=40)
-subs = st.sampled_from([b"p", b"q", b"r", b"s"])
+key_lists = st.lists(keys, max_size=3, unique=True)
+values, lists, maps = (st.sampled_from(of_kind) for of_kind in (VALUES, LISTS, MAPS))
+payloads = st.binary(min_size=1, max_size=8)
+elements = st.lists(payloads, max_size=3)
+subs = st.sampled_from([b"p", b"q", b"r"])
 times = st.sampled_from(TIMES)
+
+# What a processor does with the state: the name of a method and its arguments.
+steps = st.one_of(
+    st.tuples(st.just("value_put"), values, keys, payloads),
+    st.tuples(st.just("value_put_many"), values, key_lists, payloads),
+    st.tuples(st.just("value_clear"), values, keys),
+    st.tuples(st.just("list_put"), lists, keys, elements),
+    st.tuples(st.just("list_append"), lists, keys, elements),
+    st.tuples(st.just("list_append"), lists, keys, elements),
+    st.tuples(st.just("list_clear"), lists, keys),
+    st.tuples(st.just("map_put"), maps, keys, subs, payloads),
+    st.tuples(st.just("map_put"), maps, keys, subs, payloads),
+    st.tuples(st.just("map_remove"), maps, keys, subs),
+    st.tuples(st.just("map_clear"), maps, keys),
+    st.tuples(st.just("timer_put"), keys, times),
+    st.tuples(st.just("timer_put"), keys, times),
+    st.tuples(st.just("timer_remove"), keys, times),
+)
 
 
 @dataclass
@@ -84,7 +104,7 @@ class KeyedStateModel(RuleBasedStateMachine):
     @initialize(spills=st.booleans())
     def start(self, spills: bool) -> None:
         self.scratch = tempfile.TemporaryDirectory()
-        self.limit = 1_500 if spills else None
+        self.limit = 1_500 if spills else None  # a handful of entries
         self.state = self.new_state()
         self.now_ms = 0
         self.log: list[pa.RecordBatch] = []
@@ -100,40 +120,33 @@ class KeyedStateModel(RuleBasedStateMachine):
     def stamped(self, var: int, payload: bytes) -> tuple[bytes, float]:
         return payload, float("inf") if VARIABLES[var].ttl_ms is None else self.now_ms + TTL_MS
 
-    # What a processor does
+    # What a processor does, to the state and to the model
 
-    @rule(var=st.sampled_from(VALUES), key=keys, payload=payloads)
     def value_put(self, var, key, payload):
         self.state.value_put(var, key, payload)
         self.staged.values[var, key] = self.stamped(var, payload)
 
-    @rule(var=st.sampled_from(VALUES), some=key_lists, payload=payloads)
     def value_put_many(self, var, some, payload):
         self.state.value_put_many(var, some, [payload + b"%d" % i for i in range(len(some))])
         for i, key in enumerate(some):
             self.staged.values[var, key] = self.stamped(var, payload + b"%d" % i)
 
-    @rule(var=st.sampled_from(VALUES), key=keys)
     def value_clear(self, var, key):
         self.state.value_clear(var, key)
         self.staged.values.pop((var, key), None)
 
-    @rule(var=st.sampled_from(LISTS), key=keys, elements=st.lists(payloads, max_size=3))
     def list_put(self, var, key, elements):
         self.state.list_put(var, key, elements)
         self.staged.lists[var, key] = [self.stamped(var, e) for e in elements]
 
-    @rule(var=st.sampled_from(LISTS), key=keys, elements=st.lists(payloads, max_size=3))
     def list_append(self, var, key, elements):
         self.state.list_append(var, key, elements)
         self.staged.lists.setdefault((var, key), []).extend(self.stamped(var, e) for e in elements)
 
-    @rule(var=st.sampled_from(LISTS), key=keys)
     def list_clear(self, var, key):
         self.state.list_clear(var, key)
         self.staged.lists.pop((var, key), None)
 
-    @rule(var=st.sampled_from(MAPS), key=keys, sub=subs, payload=payloads)
     def map_put(self, var, key, sub, payload):
         self.state.map_put(var, key, sub, payload)
         entries = self.staged.maps.setdefault((var, key), {})
@@ -141,37 +154,33 @@ class KeyedStateModel(RuleBasedStateMachine):
             del entries[sub]
         entries[sub] = self.stamped(var, payload)
 
-    @rule(var=st.sampled_from(MAPS), key=keys, sub=subs)
     def map_remove(self, var, key, sub):
         self.state.map_remove(var, key, sub)
         self.staged.maps.get((var, key), {}).pop(sub, None)
 
-    @rule(var=st.sampled_from(MAPS), key=keys)
     def map_clear(self, var, key):
         self.state.map_clear(var, key)
         self.staged.maps.pop((var, key), None)
 
-    @rule(key=keys, at_ms=times)
     def timer_put(self, key, at_ms):
         self.state.timer_put(key, at_ms)
         self.staged.timers.setdefault(key, set()).add(at_ms)
 
-    @rule(key=keys, at_ms=times)
     def timer_remove(self, key, at_ms):
         self.state.timer_remove(key, at_ms)
         self.staged.timers.get(key, set()).discard(at_ms)
 
     # What an instance does
 
-    @rule()
-    def commit(self):
-        self.log.append(self.state.commit().to_batch(CODEC))
-        self.merged = copy.deepcopy(self.staged)
-
-    @rule()
-    def rollback(self):
-        self.state.rollback()
-        self.staged = copy.deepcopy(self.merged)
+    @rule(chunk=st.lists(steps, min_size=1, max_size=12), fails=st.sampled_from([False, False, False, True]))
+    def process(self, chunk, fails):
+        for name, *arguments in chunk:
+            getattr(self, name)(*arguments)
+            self.check_staged_view()
+        if fails:
+            self.rollback()
+        else:
+            self.commit()
 
     @rule()
     def settle(self):
@@ -180,7 +189,6 @@ class KeyedStateModel(RuleBasedStateMachine):
 
     @rule(some=key_lists)
     def drop(self, some):
-        self.rollback()
         self.log.append(self.state.drop(some).to_batch(CODEC))
         for part in (self.staged.values, self.staged.lists, self.staged.maps):
             for at in [at for at in part if at[1] in some]:
@@ -189,77 +197,80 @@ class KeyedStateModel(RuleBasedStateMachine):
             self.staged.timers.pop(key, None)
         self.merged = copy.deepcopy(self.staged)
 
+    @rule(step_ms=st.sampled_from([1, 60, 60, 150]), fails=st.booleans())
+    def time_passes(self, step_ms, fails):
+        self.now_ms += step_ms
+        self.state.now_ms = self.now_ms
+        self.state.expire_ttl(self.now_ms)
+        if fails:
+            self.rollback()
+            self.state.expire_ttl(self.now_ms)
+        self.commit()
+        self.check_nothing_expired_stays()
+
     @rule(step_ms=st.sampled_from([1, 60, 150]))
-    def time_passes(self, step_ms):
+    def time_passes_unseen(self, step_ms):
         self.now_ms += step_ms
         self.state.now_ms = self.now_ms
 
-    @rule(lasting=st.booleans())
-    def expire(self, lasting):
-        self.commit()
-        self.state.expire_ttl(self.now_ms)
-        if lasting:
-            self.commit()
-            self.check_nothing_expired_stays()
-        else:
-            self.rollback()
+    def commit(self):
+        self.log.append(self.state.commit().to_batch(CODEC))
+        self.merged = copy.deepcopy(self.staged)
 
-    def check_nothing_expired_stays(self):
-        elements: dict = {}
-        for batch in self.state.export(committed=False):
-            for row in batch.to_pylist():
-                if row["var"] in (1, 3, 5):
-                    expiry = int.from_bytes(row["value"][:8], "little", signed=True)
-                    where = elements.setdefault((row["var"], row["name"], row["n"]), [])
-                    where.append(expiry > self.now_ms)
-        for (var, _, _), live in elements.items():
-            assert all(live) if var != 3 else 2 * sum(live) > len(live)
+    def rollback(self):
+        self.state.rollback()
+        self.staged = copy.deepcopy(self.merged)
 
     # What has to hold
 
-    @invariant()
-    def staged_view_is_the_models(self):
-        if hasattr(self, "state"):
-            assert view_of(self.state) == self.staged.view(self.now_ms)
-            assert self.state.value_get_many(1, KEYS) == [self.state.value_get(1, key) for key in KEYS]
-
-    @rule(some=st.lists(keys, max_size=8))
-    def reading_many_is_reading_each(self, some):
+    def check_staged_view(self):
+        assert view_of(self.state) == self.staged.view(self.now_ms)
         for var in VALUES:
-            assert self.state.value_get_many(var, some) == [self.state.value_get(var, key) for key in some]
+            assert self.state.value_get_many(var, KEYS) == [self.state.value_get(var, key) for key in KEYS]
 
-    @rule()
+    def check_nothing_expired_stays(self):
+        live_of: dict = {}
+        for batch in self.state.export(committed=False):
+            for row in batch.to_pylist():
+                if row["var"] in BRIEF:
+                    expiry = int.from_bytes(row["value"][:8], "little", signed=True)
+                    live_of.setdefault((row["var"], row["name"]), []).append(expiry > self.now_ms)
+        for (var, _), live in live_of.items():
+            assert 2 * sum(live) > len(live) if var in LISTS else all(live)
+
+    @invariant()
+    def nothing_staged_is_left(self):
+        self.check_staged_view()
+
+    @invariant()
     def keys_are_those_with_state(self):
         found = list(self.state.keys())
         assert len(found) == len(set(found)) == self.state.key_count
         assert [key for key in KEYS if self.state.contains(key)] == [key for key in KEYS if key in found]
-        lasting = {at[1] for at in self.merged.view(self.now_ms)}
-        assert lasting <= set(found) <= {at[1] for at in self.merged.view(-1)}
+        assert {at[1] for at in self.merged.view(self.now_ms)} <= set(found) <= {at[1] for at in self.merged.view(-1)}
         assert (self.state.bytes_estimate > 0) == bool(found)
 
-    @rule(until_ms=times)
-    def due_timers_are_those_merged(self, until_ms):
+    @invariant()
+    def due_timers_are_those_merged(self):
         merged = [(at_ms, key) for key, expiries in self.merged.timers.items() for at_ms in expiries]
-        due = sorted((t for t in merged if t[0] <= until_ms), key=lambda t: (t[0], CODEC.pack(t[1])))
-        assert self.state.due(until_ms) == due
+        for until_ms in TIMES:
+            due = sorted((t for t in merged if t[0] <= until_ms), key=lambda t: (t[0], CODEC.pack(t[1])))
+            assert self.state.due(until_ms) == due
         assert self.state.next_timer_ms() == min((at_ms for at_ms, _ in merged), default=None)
 
-    @rule(rows_max=st.sampled_from([1, 3, 1000]))
-    def exports_show_the_merged_and_the_committed_state(self, rows_max):
-        merged = self.restored(list(self.state.export(committed=False, rows_max=rows_max)))
-        assert merged == self.merged.view(self.now_ms)
-        batches = list(self.state.export(committed=True, rows_max=rows_max))
-        assert all(batch.num_rows <= rows_max for batch in batches)
+    @invariant()
+    def exports_show_the_merged_and_the_committed_state(self):
+        assert self.restored(list(self.state.export(committed=False))) == self.merged.view(self.now_ms)
+        batches = list(self.state.export(committed=True, rows_max=2))
+        assert all(batch.num_rows <= 2 for batch in batches)
         assert unordered(self.restored(batches)) == unordered(self.committed.view(self.now_ms))
 
-    @rule()
+    @invariant()
     def the_log_brings_everything_back(self):
         assert self.restored(self.log) == self.merged.view(self.now_ms)
 
     @rule(data=st.data())
     def what_still_matters_of_the_log_brings_everything_back(self, data):
-        if not self.log:
-            return
         cut = data.draw(st.integers(0, len(self.log)))
         older = self.compacted(self.log[:cut], keep_removals=False)
         newer = self.compacted(self.log[cut:], keep_removals=True)

@@ -97,10 +97,8 @@ def test_a_restart_goes_on_where_the_checkpoint_ends(spark: SparkSession, tmp_pa
     assert len({one.values[3] for one in before + after}) == 1
 
 
-def test_an_uncommitted_batch_replays_the_same_rows_in_the_same_partitions(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Batch 0 is the hard one: its start offset is in no log, and the clock gave the start time."""
+def test_an_uncommitted_batch_replays_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    """Same rows, same partitions. Batch 0 is the hard one: no log has its start offset, nor an option here."""
     options = {"rows_per_second": 0, "rows": 900, "keys": 30, "lanes": 2}
     first = run(spark, tmp_path, **options)
     assert {one.batch for one in first} == {0}

@@ -108,11 +108,27 @@ def test_sliding_count_windows_go_on_for_long(size: int, slide: int) -> None:
     assert out == [("a", j, float(j * slide), float(j * slide + size - 1)) for j in range((100 - size) // slide + 1)]
 
 
-def test_sliding_count_windows_keep_no_more_panes_than_twice_those_of_a_window() -> None:
-    instance = Instance(CountSliding(10, 2, N))
-    for _ in range(50):
-        instance.push(*[("a", 0, 0.0)] * 7)
-        assert len(instance.state.list_get(1, ("a",))) < 2 * 5
+def test_count_windows_keep_no_more_than_the_panes_of_one_window() -> None:
+    instance = Instance(CountSliding(10, 2, {"all": ("collect", "speed")}))
+    sizes = set()
+    for _ in range(20):
+        instance.push(*[("a", 0, 1.5)] * 10)
+        sizes.add(len(instance.state.value_get(0, ("a",)) or b""))
+    assert len(sizes) <= 2  # a number that counts rows may take one more byte
+
+
+def test_a_pane_that_lost_its_slot_to_a_newer_one_is_still_there() -> None:
+    instance = Instance(EventTumbling("10 seconds", "ts", SUM))
+    instance.push(("a", 1, 1.0), ("a", 21, 2.0), ("a", 41, 4.0), ("b", 1, 8.0))
+    instance.push(("a", 2, 16.0), ("a", 22, 32.0), ("a", 61, 64.0), ("a", 42, 128.0))
+    assert len(list(instance.state.map_items(1, ("a",)))) > 0
+    assert sorted(instance.advance(30)) == [
+        ("a", (0.0, 10.0), 17.0),
+        ("a", (20.0, 30.0), 34.0),
+        ("b", (0.0, 10.0), 8.0),
+    ]
+    assert instance.advance(70) == [("a", (40.0, 50.0), 132.0), ("a", (60.0, 70.0), 64.0)]
+    assert instance.state.key_count == 0
 
 
 def test_aggregates_follow_sparks_rules_for_nulls() -> None:

@@ -8,6 +8,7 @@ ledgers or files, nor of Spark.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
@@ -83,58 +84,103 @@ def running_sum(rows: Rows, values: Array, start: Array) -> Array:
     return result
 
 
-def zeros(count: int, dtype: np.dtype[Any]) -> Array:
+def zeros(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """What fields hold before anything is written: zero, or None if they are objects."""
-    return np.full(count, None) if dtype.hasobject else np.zeros(count, dtype)
+    return np.full(shape, None) if dtype.hasobject else np.zeros(shape, dtype)
+
+
+def flat_schema(fields: Fields) -> pa.Schema:
+    """The fields as they are stored: one of so many elements becomes as many fields, `x_0`, `x_1` and so on."""
+    flat = []
+    for field in fields if isinstance(fields, pa.Schema) else pa.schema(dict(fields)):
+        count = _element_count(field.type)
+        kind = field.type if count is None else field.type.value_type
+        flat += [pa.field(name, kind) for name in _flat_names(field.name, count)]
+    return pa.schema(flat)
 
 
 class Packer:
-    """Payloads of one schema to columns and back. A missing one reads as zeros, None where width varies."""
+    """Payloads of the same fields to columns and back. A missing one reads as zeros, None where width varies.
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._codec = compile_codec(schema)
-        self.fixed = self._codec.dtype is not None
-        self.dtypes = {field.name: _numpy_type(field.type, self.fixed) for field in schema}
-        self._zero = b"" if self._codec.dtype is None else bytes(self._codec.dtype.itemsize)
+    A field of a fixed number of elements is a column of two dimensions.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        schema = fields if isinstance(fields, pa.Schema) else pa.schema(dict(fields))
+        self._codec = compile_codec(flat_schema(schema))
+        self._counts = {field.name: _element_count(field.type) for field in schema}
+        fixed = self._codec.dtype is not None
+        self.dtypes = {field.name: _numpy_type(field.type, fixed) for field in schema}
+        self._dtype = None if self._codec.dtype is None else self._gathered(self._codec.dtype)
+        self._zero = b"" if self._dtype is None else bytes(self._dtype.itemsize)
 
     def zeros(self, count: int) -> Columns:
-        return {name: zeros(count, dtype) for name, dtype in self.dtypes.items()}
+        return {name: zeros(self._shape(name, count), dtype) for name, dtype in self.dtypes.items()}
 
     def unpack(self, payloads: Sequence[bytes | None]) -> Columns:
-        if self._codec.dtype is None:
+        if self._dtype is None:
             return self._unpack_each(payloads)
         try:
             data = b"".join(cast(Sequence[bytes], payloads))  # the common case, all present, is one call
         except TypeError:
             data = b"".join([self._zero if payload is None else payload for payload in payloads])
-        records = np.frombuffer(data, self._codec.dtype)
+        records = np.frombuffer(data, self._dtype)
         return {name: records[name].astype(dtype) for name, dtype in self.dtypes.items()}
 
     def pack(self, columns: Columns, count: int) -> list[bytes]:
-        dtype = self._codec.dtype
-        if dtype is None:
-            encode = self._codec.encode
-            return [encode(values) for values in zip(*[columns[name].tolist() for name in self.dtypes], strict=True)]
-        records = np.zeros(count, dtype)
+        if self._dtype is None:
+            parts = [columns[name].reshape(count, n or 1).T.tolist() for name, n in self._counts.items()]
+            return [self._codec.encode(values) for values in zip(*chain.from_iterable(parts), strict=True)]
+        records = np.zeros(count, self._dtype)
         for name in self.dtypes:
             records[name] = columns[name]
-        return cast(list[bytes], records.view(f"V{dtype.itemsize}").tolist())
+        return cast(list[bytes], records.view(f"V{self._dtype.itemsize}").tolist())
 
     def _unpack_each(self, payloads: Sequence[bytes | None]) -> Columns:
         columns = self.zeros(len(payloads))
         present = [i for i, payload in enumerate(payloads) if payload is not None]
-        values = zip(*[self._codec.decode(p) for p in payloads if p is not None], strict=True)
-        for cells, (name, dtype) in zip(values, self.dtypes.items(), strict=False):
-            columns[name][present] = np.fromiter(cells, dtype, len(present))
+        values = iter(zip(*[self._codec.decode(p) for p in payloads if p is not None], strict=True))
+        for name, dtype in self.dtypes.items() if present else ():
+            column = columns[name].reshape(len(payloads), self._counts[name] or 1)  # shares its memory
+            for element in range(column.shape[1]):
+                column[present, element] = np.fromiter(next(values), dtype, len(present))
         return columns
+
+    def _shape(self, name: str, count: int) -> tuple[int, ...]:
+        elements = self._counts[name]
+        return (count,) if elements is None else (count, elements)
+
+    def _gathered(self, flat: np.dtype[Any]) -> np.dtype[Any]:
+        """The codec's records, with the elements of a field as one subarray."""
+        places = cast(Mapping[str, Any], flat.fields)
+        stored = [places[_flat_names(name, count)[0]] for name, count in self._counts.items()]
+        shapes = [self._shape(name, 0)[1:] for name in self._counts]
+        return np.dtype(
+            {
+                "names": list(self._counts),
+                "formats": [(kind, shape) for (kind, *_), shape in zip(stored, shapes, strict=True)],
+                "offsets": [offset for _, offset, *_ in stored],
+                "itemsize": flat.itemsize,
+            }
+        )
+
+
+def _element_count(kind: pa.DataType) -> int | None:
+    return kind.list_size if pa.types.is_fixed_size_list(kind) else None
+
+
+def _flat_names(name: str, count: int | None) -> list[str]:
+    return [name] if count is None else [f"{name}_{i}" for i in range(count)]
 
 
 def _numpy_type(kind: pa.DataType, fixed: bool) -> np.dtype[Any]:
+    if pa.types.is_fixed_size_list(kind):
+        return _numpy_type(kind.value_type, fixed)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.dtype(kind.to_pandas_dtype())
     if fixed and pa.types.is_date32(kind):
         return np.dtype(np.int32)
-    return np.dtype(np.int64) if fixed and pa.types.is_timestamp(kind) else np.dtype(object)
+    return np.dtype(np.int64) if fixed else np.dtype(object)
 
 
 class States:
@@ -241,7 +287,8 @@ class Processor:
     """Base of native processors. Declare `state` and `output_schema` (or infer it in `bind`); write `process`."""
 
     state: Fields = _NO_FIELDS
-    """Fields of a key's state by name. Fixed-width types are fastest; others come as object columns."""
+    """Fields of a key's state by name. Fixed-width types are fastest, `pa.list_(type, n)` gives a column of n elements
+    per key; others come as object columns."""
     output_schema: pa.Schema | None = None
     more_variables: tuple[Variable, ...] = ()
     """List and map variables beside `state`, reached through `States.keyed`, numbered after it."""
@@ -323,11 +370,9 @@ class NativeAdapter:
             raise DefinitionError(f"the input has no key column {missing[0]!r}", todo=f"It has {input_schema.names}")
         self.processor = processor
         self.output_schema = processor.output_schema = processor.bind(input_schema, key_names)
-        fields = processor.state if isinstance(processor.state, pa.Schema) else pa.schema(dict(processor.state))
-        value = (Variable(STATE, "value", fields),) if len(fields) else ()
+        value = (Variable(STATE, "value", flat_schema(processor.state)),) if len(processor.state) else ()
         self.variables: tuple[Variable, ...] = (*value, *processor.more_variables)
         self._key_schema = pa.schema([input_schema.field(name) for name in key_names])
-        self._has_value = bool(value)
         self._keyed: KeyedState | None = None
         self._packer: Packer | None = None
 
@@ -337,7 +382,7 @@ class NativeAdapter:
 
     def open(self, state: KeyedState) -> None:
         self._keyed = state
-        self._packer = Packer(self.variables[0].schema) if self._has_value else None
+        self._packer = Packer(self.processor.state) if len(self.processor.state) else None
         self.processor.late_rows = 0
         self.processor.open()
 

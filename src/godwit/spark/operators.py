@@ -28,6 +28,7 @@ from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.route import Numbering, Route, Task
 from godwit.runtime.router import Router
 from godwit.runtime.spec import Operator, OperatorSpec, TimeMode
+from godwit.spark.handle import parse_ddl
 from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
 from godwit.transport.wire import HASH
@@ -244,13 +245,11 @@ def _adapter(
 
 
 def _output_type(output: StructType | str | None) -> StructType:
-    try:
-        parsed = StructType.fromDDL(output) if isinstance(output, str) else output
-    except Exception as error:
-        raise DefinitionError(f"outputStructType {output!r} is not a schema: {error}") from error
-    if not isinstance(parsed, StructType):
+    if isinstance(output, str):
+        return parse_ddl(output)
+    if not isinstance(output, StructType):
         raise DefinitionError(f"outputStructType must be a StructType or a DDL string, not {output!r}")
-    return parsed
+    return output
 
 
 def _pickled(thing: Any) -> bytes:

@@ -23,15 +23,15 @@ import pyarrow as pa
 from godwit.errors import DefinitionError
 from godwit.runtime.native import States, Timers, values_of
 from godwit.runtime.rows import Index, Outputs, Rows, Times
-from godwit.state.variables import Variable
 from godwit.windows.aggregate import Mask
 from godwit.windows.aggregates import AggregateSpec
 from godwit.windows.durations import Duration, duration_ms
-from godwit.windows.panes import PaneMap
+from godwit.windows.store import PaneStore
 from godwit.windows.window import WINDOW, Window
 
 WAITS: Final = "waits"  # whether a window of the key has still to close
 NEXT: Final = "next_end_us"  # when the next one does
+_SLOTS_MAX: Final = 16  # slots are rewritten with every row of the key: more of them cost more than they spare
 _FAR_US: Final = 2**62  # beyond any event time; keeps a watermark of "never" or "all" within 64 bits
 
 
@@ -66,6 +66,8 @@ class EventSliding(Window):
         self.allowed_lateness_ms = size_ms + lateness_ms
         self._size, self._slide, self._lateness = size_ms * 1_000, slide_ms * 1_000, lateness_ms * 1_000
         self._pane = math.gcd(size_ms, slide_ms) * 1_000
+        # The panes of a window and of the one being filled meanwhile; what is kept longer may lie in the map.
+        self._slots = min(self._size // self._pane + 1, _SLOTS_MAX)
         self._offset = duration_ms(start_time, "start_time", zero_allowed=True) * 1_000 % self._slide
 
     def process(self, rows: Rows, state: States, times: Times) -> Outputs | None:
@@ -76,33 +78,31 @@ class EventSliding(Window):
             taken &= known
         start = (moment - (moment - self._offset) % self._pane)[taken]
         owners, starts, of_row = _pairs(rows.codes[taken].astype(np.int64), start, len(rows.keys))
-        panes = self._map.get(state, owners, starts)
+        panes = self._store.load(state, owners, starts)
         self.panes.add(panes, of_row, rows, taken)
-        self._map.put(state, owners, starts, panes)
+        self._store.save(state, owners, starts, panes)
         self._await(state, owners, starts, late_us, _micros(times.watermark_ms))
         self.late_rows += len(rows) - len(of_row)
         return None
 
     def on_timer(self, timers: Timers, state: States, times: Times) -> Outputs | None:
         watermark_us = _micros(times.watermark_ms)
-        owners, starts, panes = self._map.read(state)
+        owners, starts, panes = self._store.read(state)
         who, end, timer = self._closing(timers, owners, starts, _pending(state), watermark_us)
         low, high = _ranges(owners, starts, who, (end - self._size, end))
         done = np.flatnonzero(high > low)
-        windows = self.panes.fold(panes, low[done], (high - low)[done])
+        windows = self.panes.fold(panes, low[done], _following(low[done], high[done]))
         self._settle(state, owners, starts, watermark_us)
         bounds = self._bounds(end[done])
         return self.emit_at(timers, timer[done], **{WINDOW: bounds}, **self.panes.results(windows))
 
     def open(self) -> None:
-        variable = self.more_variables[0]
-        assert variable.key_schema is not None
-        self._map = PaneMap(1, variable.schema, variable.key_schema)
+        self._store = PaneStore(self.panes.fields, self._pane, self._slots, var=1)
 
     def _declare(self, input_schema: pa.Schema) -> None:
-        fields = pa.schema(self.panes.fields)
-        self.state = {WAITS: pa.bool_(), NEXT: pa.int64()}
-        self.more_variables = (Variable("panes", "map", fields, pa.schema({"start_us": pa.int64()})),)
+        slots = PaneStore.value_fields(self.panes.fields, self._slots)
+        self.state = {WAITS: pa.bool_(), NEXT: pa.int64(), **slots}
+        self.more_variables = (PaneStore.variable(self.panes.fields),)
 
     def _window_type(self, input_schema: pa.Schema) -> pa.DataType:
         if self.time_column not in input_schema.names:
@@ -179,7 +179,7 @@ class EventSliding(Window):
         kept_until = np.full(len(state.keys), -_FAR_US)
         np.maximum.at(kept_until, owners[left], until[left])
         over = ~left & (kept_until > -_FAR_US)[owners]
-        self._map.remove(state, owners[over], starts[over])
+        self._store.forget(state, owners[over], starts[over])
         state.remove(kept_until == -_FAR_US)
         soonest = self._soonest(starts[left], owners[left], watermark_us, np.full(len(state.keys), _FAR_US))
         waits = soonest < _FAR_US
@@ -230,6 +230,13 @@ def _pairs(codes: Index, start: Index, key_count: int) -> tuple[Index, Index, In
         pairs, of_row = np.unique(pair, return_inverse=True)
     width = max(1, len(starts))
     return pairs // width, starts[pairs % width], of_row
+
+
+def _following(low: Index, high: Index) -> Iterator[tuple[Index, Index]]:
+    """For windows of the panes from `low` up to `high`: step by step, which have one more pane, and which it is."""
+    for step in range(1, int((high - low).max(initial=0))):
+        going = np.flatnonzero(high - low > step)
+        yield going, low[going] + step
 
 
 def _ranges(owners: Index, starts: Index, codes: Index, bounds: tuple[Index, Index]) -> tuple[Index, Index]:

@@ -1,0 +1,143 @@
+"""A tester for processors: the real operator instance, fed by hand, with no Spark session, host or file.
+
+Batches go in as lists of dicts; outputs come back as dicts. Time is what the test says it is, so timers, windows and time to
+live can be tested without waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from godwit.errors import DefinitionError
+from godwit.model.progress import BatchRef
+from godwit.runtime.export import rows_of_state
+from godwit.runtime.instance import Instance, Work
+from godwit.runtime.native import NativeAdapter, Processor
+from godwit.runtime.spec import OperatorSpec
+from godwit.spark.handle import parse_ddl
+from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
+from godwit.state.keys import KeyCodec
+from godwit.state.ledger import in_row_order
+from godwit.state.tables import KeyedState
+
+Record = Mapping[str, Any]
+
+
+class Tester:
+    """Runs one processor.
+
+    processor: a PySpark StatefulProcessor (flavour "row" or "pandas") or a native Processor.
+    schema: of the input rows, as DDL or StructType; keys: the key columns.
+    output: the output schema of a StatefulProcessor; a native one has its own.
+    timeMode "eventTime" takes the event time from `eventTime`, a column, and `delay_ms` behind it.
+    """
+
+    def __init__(
+        self,
+        processor: StatefulProcessor | Processor,
+        schema: str | StructType,
+        keys: str | Sequence[str],
+        output: str | StructType | None = None,
+        *,
+        flavour: str = "row",
+        timeMode: str = "none",
+        eventTime: str | None = None,
+        delay_ms: int = 0,
+        now_ms: int = 0,
+    ) -> None:
+        self._schema = _arrow(schema)
+        names = (keys,) if isinstance(keys, str) else tuple(keys)
+        key_schema = pa.schema([self._schema.field(name) for name in names])
+        adapter: RowAdapter | PandasAdapter | NativeAdapter
+        if isinstance(processor, Processor):
+            flavour, adapter = "native", NativeAdapter(processor, self._schema, names)
+        else:
+            if output is None:
+                raise DefinitionError("the output schema of a StatefulProcessor must be given")
+            make = RowAdapter if flavour == "row" else PandasAdapter
+            variables = describe(processor, timeMode).variables
+            adapter = make(processor, variables, key_schema, _arrow(output), time_mode=timeMode)
+        self._spec = OperatorSpec.from_dict(
+            OperatorSpec(
+                name="tested",
+                processor=type(processor).__qualname__,
+                flavour="row",
+                key_schema=key_schema,
+                output_schema=adapter.output_schema,
+                variables=adapter.variables,
+                event_time=eventTime,
+                delay_ms=delay_ms,
+                lateness_ms=getattr(processor, "allowed_lateness_ms", 0),
+            ).to_dict()
+            | {"flavour": flavour, "time_mode": timeMode}
+        )
+        key_codec = KeyCodec(key_schema)
+        self._instance = Instance("tested", self._spec, KeyedState(adapter.variables, key_codec), key_codec)
+        self._instance.attach(self._spec, adapter)
+        self._batch = -1
+        self.now_ms = now_ms
+
+    def process(self, rows: Sequence[Record] = ()) -> list[dict[str, Any]]:
+        """One micro-batch: what was due from before fires first, then the rows are processed; all outputs, in order."""
+        self._batch += 1
+        request = BatchRef("query", "run", self._batch)
+        works = [self._instance.open(request, "0", self.now_ms, lambda *_: None)]
+        event_max_ms = None
+        if rows:
+            batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=self._schema)
+            numbers = np.arange(len(batch), dtype=np.int64)
+            codec = self._instance.key_codec
+            keys = codec.from_arrow([batch.column(name) for name in codec.schema.names])
+            hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
+            works.append(self._instance.apply(request, "0", batch, numbers, hashes))
+            event_max_ms = self._newest(batch)
+        self._instance.finish(request, "0", len(rows), event_max_ms)
+        return [record for work in works for record in _records(work)]
+
+    def _newest(self, batch: pa.RecordBatch) -> int | None:
+        if self._spec.event_time is None:
+            return None
+        column = batch.column(self._spec.event_time)
+        micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).drop_null().to_numpy()
+        return int(micros.max()) // 1000 if len(micros) else None
+
+    def settle(self) -> list[dict[str, Any]]:
+        """Empty batches until nothing is due any more, as Spark's batches without data do."""
+        outputs = self.process()
+        while self._instance.timers_due(self.now_ms):
+            outputs += self.process()
+        return outputs
+
+    def state(self) -> list[dict[str, Any]]:
+        """A record per key: the key columns, a field per state variable, and timers."""
+        changes = list(self._instance.state.export(committed=False))
+        records = [row for batch in rows_of_state(self._spec, changes, "tested", 1) for row in batch.to_pylist()]
+        return [{name: value for name, value in row.items() if name not in ("host", "epoch")} for row in records]
+
+    @property
+    def late(self) -> int:
+        """Rows that came too late."""
+        return self._instance.counters.late
+
+    def close(self) -> None:
+        self._instance.close()
+        self._instance.state.close()
+
+
+def _arrow(schema: str | StructType) -> pa.Schema:
+    parsed = parse_ddl(schema) if isinstance(schema, str) else schema
+    return to_arrow_schema(parsed, timezone="UTC")
+
+
+def _records(work: Work) -> list[dict[str, Any]]:
+    if not work.outputs:
+        return []
+    outputs = in_row_order(work.outputs)
+    return outputs.select(outputs.schema.names[1:]).to_pylist()
