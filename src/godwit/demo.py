@@ -42,7 +42,7 @@ class AverageSpeed(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._average = handle.getValueState("average", "mean double, n long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         mean, n = self._average.get() or (0.0, 0)
         for row in rows:
             mean, n = (mean * n + row.speed) / (n + 1), n + 1
@@ -80,7 +80,9 @@ class Arrivals:
 
 def main() -> int:
     console = Console()
-    console.print(f"[bold]Godwit demo[/]: average speed of {CARS:,} vehicles, {RATE:,} reports/s for {SECONDS} s, 2 hosts")
+    console.print(
+        f"[bold]Godwit demo[/]: average speed of {CARS:,} vehicles, {RATE:,} reports/s for {SECONDS} s, 2 hosts"
+    )
     spark = _session()
     try:
         with tempfile.TemporaryDirectory(prefix="godwit-demo-") as directory:
@@ -111,9 +113,7 @@ def _run(spark: SparkSession, directory: str, console: Console) -> int:
         options = _options()
         cars = spark.readStream.format(workload.FORMAT).options(**options).load()
         speeds = flock.transformWithState(cars, "car", AverageSpeed(), OUTPUT, name="speed")
-        query = (
-            speeds.writeStream.foreachBatch(arrivals).option("checkpointLocation", f"{directory}/spark").start()
-        )
+        query = speeds.writeStream.foreachBatch(arrivals).option("checkpointLocation", f"{directory}/spark").start()
         recovery_s = _watch(flock, query, arrivals, options["rows"], console)
         query.processAllAvailable()
         query.stop()
@@ -156,7 +156,7 @@ def _watch(flock: godwit.Flock, query: StreamingQuery, arrivals: Arrivals, rows:
                     recovery_s = time.time() - killed_at
             note = "" if not killed_at else "host-0 killed" if not recovery_s else f"host-0 back in {recovery_s:.2f} s"
             progress.update(task, completed=arrivals.count, note=note)
-            query.awaitTermination(0.05)
+            time.sleep(0.05)
     return recovery_s
 
 
@@ -176,7 +176,9 @@ def _check(spark: SparkSession, options: dict[str, Any], got: pa.Table) -> dict[
         .select("car", sf.row_number().over(order).alias("k"), sf.avg("speed").over(order).alias("mean"))
         .toArrow()
     )
-    truth = dict(zip(_pairs(expected, "k"), expected.column("mean").to_pylist(), strict=True))
+    truth: dict[tuple[Any, Any], Any] = dict(
+        zip(_pairs(expected, "k"), expected.column("mean").to_pylist(), strict=True)
+    )
     pairs = _pairs(got, "n")
     seen = Counter(pairs)
     last: dict[str, int] = {}
@@ -184,7 +186,7 @@ def _check(spark: SparkSession, options: dict[str, Any], got: pa.Table) -> dict[
     for car, n in pairs:
         disordered += n < last.get(car, 0)
         last[car] = n
-    means = got.column("mean").to_pylist()
+    means: list[Any] = got.column("mean").to_pylist()
     return {
         "lost": sum(pair not in seen for pair in truth),
         "duplicated": sum(count - 1 for count in seen.values()),
@@ -196,13 +198,11 @@ def _check(spark: SparkSession, options: dict[str, Any], got: pa.Table) -> dict[
     }
 
 
-def _pairs(table: pa.Table, count: str) -> list[tuple[str, int]]:
+def _pairs(table: pa.Table, count: str) -> list[tuple[Any, Any]]:
     return list(zip(table.column("car").to_pylist(), table.column(count).to_pylist(), strict=True))
 
 
-def _table(
-    arrivals: Arrivals, options: dict[str, Any], recovery_s: float, keys: int, verdict: dict[str, int]
-) -> Table:
+def _table(arrivals: Arrivals, options: dict[str, Any], recovery_s: float, keys: int, verdict: dict[str, int]) -> Table:
     latencies = arrivals.latencies_ms()
     ends = [at for _, at in arrivals.batches.values()]
     seconds = max(ends) - options["start"] / 1000

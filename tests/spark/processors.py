@@ -153,7 +153,7 @@ class RecentAndWords(Logic):
             self.recent.put(recent[-5:])
             held = self.forgotten.get()
             self.forgotten.update(((held[0] if held else 0) + len(recent) - 5,))
-        words = sorted((word, n) for (word,), (n,) in self.words.iterator())
+        words = sorted(((word, n) for (word,), (n,) in self.words.iterator()), key=repr)
         shown = [word for (word,) in self.recent.get()]
         forgotten = self.forgotten.get()
         yield {"id": key[0], "recent": repr(shown), "words": repr(words), "forgotten": forgotten and forgotten[0]}
@@ -181,7 +181,7 @@ class Scripted(Logic):
         state, item = getattr(self, name), (word, n)
         match name, method:
             case "map", "keys":
-                return repr(sorted(map(tuple, state.keys())))
+                return repr(sorted(map(tuple, state.keys()), key=repr))
             case "map", "values":
                 return repr(sorted(map(repr, map(tuple, state.values()))))
             case "map", "iterator":
@@ -260,6 +260,8 @@ class Before(Logic):
             return None
         if value is pd.NaT:
             return None
+        if isinstance(value, list) and value and isinstance(value[0], tuple):
+            return dict(value)  # a map, as Spark gives it to the Row flavour
         if isinstance(value, pd.Timestamp):
             return value.to_pydatetime()
         return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
@@ -453,3 +455,31 @@ def _millis(at: Any) -> int:
 
 def _now_ms() -> int:
     return int(dt.datetime.now(dt.UTC).timestamp() * 1000)
+
+
+class Keeper(Logic):
+    """One variable of each kind and a timer per row; one variable has the name of the key column."""
+
+    OUTPUT = "id string, n long"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.total = handle.getValueState("total", "n long, last string")
+        self.events = handle.getListState("events", "word string, at timestamp")
+        self.words = handle.getMapState("words", "word string", "n long")
+        self.named = handle.getValueState("id", "same string")
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        n = (self.total.get() or (0,))[0]
+        for record in records:
+            if record.word == "bad":
+                raise ValueError("a bad row")
+            n += 1
+            self.total.update((n, record.word))
+            self.events.appendValue((record.word, record.at))
+            self.words.updateValue((record.word,), ((self.words.getValue((record.word,)) or (0,))[0] + 1,))
+            self.handle.registerTimer(_millis(record.at) + 3_600_000)
+            if record.word == "forget":
+                self.total.clear()
+                self.events.clear()
+        yield {"id": key[0], "n": n}

@@ -66,3 +66,151 @@ def test_every_state_method_answers_alike(engines: SideBySide, flavour: Flavour)
     expected, given = engines.both(case(processors.Scripted, flavour), schema, [first, other, [*second, *other[:20]]])
     assert sum(map(len, expected.by_key().values())) == 3 * len(SCRIPT) + 20
     assert given.by_batch() == expected.by_batch()
+
+
+KEYS = pa.schema(
+    {
+        "s": pa.string(),
+        "i": pa.int32(),
+        "l": pa.int64(),
+        "day": pa.date32(),
+        "at": pa.timestamp("us", tz="UTC"),
+        "d": pa.decimal128(10, 2),
+        "b": pa.bool_(),
+        "x": pa.float64(),
+        "ntz": pa.timestamp("us"),
+        "raw": pa.binary(),
+        "small": pa.int16(),
+        "tiny": pa.int8(),
+        "f": pa.float32(),
+    }
+)
+NOON = dt.datetime(2024, 2, 29, 12, 0, 0, 123456)
+OLD = dt.datetime(1960, 1, 1)
+KEY_ROWS: list[tuple[Any, ...]] = [
+    ("é", 1, 2**40, NOON.date(), NOON, Decimal("12.34"), True, 0.0, NOON, b"\x00\xff", -3, 7, 1.5),
+    ("é", 1, 2**40, NOON.date(), NOON, Decimal("12.34"), True, 0.0, NOON, b"\x00\xff", -3, 7, 1.5),
+    ("", -1, -1, dt.date(1969, 7, 20), OLD, Decimal("-0.01"), False, float("nan"), NOON, b"", 0, -128, -0.0),
+    ("x", None, 3, None, NOON, None, None, float("-inf"), NOON, None, 9, None, float("nan")),
+    ("x", None, 3, None, NOON, None, None, float("-inf"), NOON, None, 9, None, float("nan")),
+    tuple([None] * len(KEYS)),  # in pandas a null instant is NaT, which Spark itself cannot take as a key
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_keys_of_every_atomic_type_are_the_same_keys(engines: SideBySide, flavour: Flavour) -> None:
+    rows = KEY_ROWS if flavour == "row" else KEY_ROWS[:-1]
+    batches: list[Table] = [rows, rows[1:4], rows]
+    given_case = case(processors.KeyShown, flavour, keys=tuple(KEYS.names), options={"nullKeys": "bucket"})
+    expected, given = engines.both(given_case, KEYS, batches)
+    assert len(expected.by_key(len(KEYS))) == len(set(map(repr, rows)))
+    assert given.by_batch(len(KEYS)) == expected.by_batch(len(KEYS))
+
+
+STATE_TYPES = pa.schema(
+    {
+        "id": pa.string(),
+        "i": pa.int32(),
+        "x": pa.float64(),
+        "s": pa.string(),
+        "d": pa.decimal128(12, 3),
+        "day": pa.date32(),
+        "at": pa.timestamp("us", tz="UTC"),
+        "raw": pa.binary(),
+        "flag": pa.bool_(),
+        "many": pa.list_(pa.int32()),
+        "named": pa.map_(pa.string(), pa.int32()),
+        "pair": pa.struct({"a": pa.int32(), "b": pa.string()}),
+    }
+)
+
+
+def test_every_type_and_null_comes_back_out_of_state(engines: SideBySide) -> None:
+    full = (7, 2.5, "ü", Decimal("1.250"), NOON.date(), NOON, b"\x00", True, [1, None, 3], [("k", 1), ("l", None)])
+    rows: Table = [
+        ("a", *full, {"a": 1, "b": "x"}),
+        ("a", *[None] * 11),
+        ("b", *full, {"a": None, "b": None}),
+        ("a", *full, {"a": 1, "b": "x"}),
+    ]
+    expected, given = engines.both(case(processors.Before, "row"), STATE_TYPES, [rows, rows])
+    assert sum(map(len, expected.by_key().values())) == 6
+    assert given.by_batch() == expected.by_batch()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_initial_state_comes_before_the_first_rows(engines: SideBySide, flavour: Flavour) -> None:
+    initial = initial_state(engines.spark)
+    batches: list[Table] = [[("a", 1.0, ""), ("c", 1.0, "")], [("a", 1.0, ""), ("z", 1.0, ""), ("z", 2.0, "")]]
+    expected, given = engines.both(case(processors.Seeded, flavour, initial=initial), VALUES, batches)
+    assert expected.by_key()["('z',)"] == ["('rows', 9, 'i3')"]
+    assert given.by_batch() == expected.by_batch()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_batch_frames_are_processed_alike_with_fresh_state_each_time(engines: SideBySide, flavour: Flavour) -> None:
+    feed = engines.feed(VALUES, FULL)
+    counted = case(processors.RunningCount, flavour)
+    with engines.spark_settings():
+        expected = sorted(map(tuple, counted.on_spark(feed.batch(engines.spark)).collect()))
+    ours = counted.on_flock(engines.flock, feed.batch(engines.spark), engines.name())
+    assert [row[:2] for row in expected] == [("a", 8), ("b", 3), ("d", 1)]
+    assert sorted(map(tuple, ours.collect())) == expected
+    assert sorted(map(tuple, ours.collect())) == expected
+
+
+def test_batch_frame_takes_initial_state(engines: SideBySide) -> None:
+    feed = engines.feed(VALUES, [[("a", 1.0, ""), ("c", 1.0, "")]])
+    seeded = case(processors.Seeded, "row", initial=initial_state(engines.spark))
+    with engines.spark_settings():
+        expected = sorted(map(tuple, seeded.on_spark(feed.batch(engines.spark)).collect()))
+    ours = seeded.on_flock(engines.flock, feed.batch(engines.spark), engines.name())
+    assert expected == [("a", "rows", 16, "i1 i2"), ("c", "rows", 1, "")]
+    assert sorted(map(tuple, ours.collect())) == expected
+    assert sorted(map(tuple, ours.collect())) == expected
+
+
+def initial_state(spark: SparkSession) -> Any:
+    rows = [("a", 10, "i1"), ("a", 5, "i2"), ("z", 7, "i3")]
+    return spark.createDataFrame(rows, "id string, start long, note string").coalesce(1)
+
+
+# -- what Spark has and Godwit has not ---------------------------------------------------------------------------------
+
+
+class Forgetful(processors.RunningCount):
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        handle.deleteIfExists("older")
+
+
+class LapsingByNoTime(processors.RunningCount):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("lapsing", "n long", 1000)
+
+
+def test_features_that_are_not_there_are_refused_at_definition(engines: SideBySide) -> None:
+    frame = engines.feed(VALUES).stream(engines.spark)
+    collated = frame.selectExpr("id collate UTF8_LCASE as id", "value", "word")
+    nested = frame.selectExpr("struct(id) as id", "value", "word")
+    counted = flavoured(processors.RunningCount, "row")
+    output = processors.RunningCount.OUTPUT
+    flock = engines.flock
+    for message, given, keys, processor, more in (
+        ("deleteIfExists", frame, "id", flavoured(Forgetful, "row"), {}),
+        ("TTL", frame, "id", flavoured(LapsingByNoTime, "row"), {}),
+        ("collat", collated, "id", counted, {}),
+        ("part of a key", nested, "id", counted, {}),
+        ("outputMode", frame, "id", counted, {"outputMode": "complete"}),
+        ("timeMode", frame, "id", counted, {"timeMode": "lunar"}),
+        ("watermark", frame, "id", counted, {"timeMode": "eventTime"}),
+        ("batch DataFrame", frame, "id", counted, {"initialState": frame}),
+        ("initialState has no key", frame, "id", counted, {"initialState": frame.sparkSession.range(2)}),
+        ("eventTimeColumnName", frame, "id", counted, {"eventTimeColumnName": "id"}),
+        ("no column 'key'", frame, "key", counted, {}),
+        ("collate", frame, "id", counted, {"outputStructType": "id string collate UTF8_LCASE"}),
+        ("Interval", frame, "id", counted, {"outputStructType": "id string, v interval year to month"}),
+    ):
+        arguments = {"outputStructType": output, "name": engines.name()} | more
+        with pytest.raises(godwit.errors.DefinitionError, match=message):
+            flock.transformWithState(given, keys, processor, **arguments)

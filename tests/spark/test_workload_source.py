@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +21,10 @@ PAST_MS = 1_700_000_000_000
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    builder = SparkSession.builder.master("local[2]").appName("workload").config("spark.ui.enabled", "false")
-    session = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
-    register(session)
-    yield session
-    session.stop()
+def spark(spark: SparkSession) -> SparkSession:
+    """The session of the whole run, with the source known to it."""
+    register(spark)
+    return spark
 
 
 class Seen(NamedTuple):
@@ -98,7 +95,7 @@ def test_a_restart_goes_on_where_the_checkpoint_ends(spark: SparkSession, tmp_pa
 
 
 def test_an_uncommitted_batch_replays_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    """Same rows, same partitions. Batch 0 is the hard one: no log has its start offset, nor an option here."""
+    """Same rows, same partitions. Batch 0 is the hard one: no log has its start, nor an option here."""
     options = {"rows_per_second": 0, "rows": 900, "keys": 30, "lanes": 2}
     first = run(spark, tmp_path, **options)
     assert {one.batch for one in first} == {0}

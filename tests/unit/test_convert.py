@@ -387,6 +387,14 @@ def test_naive_times_are_of_the_session_and_aware_ones_keep_their_instant():
     assert made == [NOON.replace(tzinfo=ROME), None, NOON_UTC]
 
 
+def test_a_naive_time_that_came_twice_is_the_later_one_as_in_spark():
+    schema = pa.schema([("t", pa.timestamp("us", "Europe/Rome"))])
+    made = gather(schema, pd.DataFrame({"t": [pd.Timestamp("2024-10-27 02:30")]}), tz="Europe/Rome")
+    assert made.column(0).cast(pa.timestamp("us", "UTC")).to_pylist() == [
+        dt.datetime(2024, 10, 27, 1, 30, tzinfo=dt.UTC)
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "values", "expected"),
     [

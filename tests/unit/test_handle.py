@@ -305,6 +305,10 @@ def test_timers_are_listed_in_order_for_their_key_only():
     handle.deleteTimer(20)
     handle.deleteTimer(99)
     assert list(handle.listTimers()) == [10, 30, 40]
+    for at in handle.listTimers():
+        handle.deleteTimer(at)
+    assert list(handle.listTimers()) == []
+    handle.registerTimer(10)
     world.at(B)
     assert list(handle.listTimers()) == []
 

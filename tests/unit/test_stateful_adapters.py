@@ -456,10 +456,15 @@ class Misuses(Count):
 
 
 @pytest.mark.parametrize(
-    ("misuse", "error"), [("wrong type", StateTypeError), ("timer", DefinitionError), ("late", DefinitionError)]
+    ("misuse", "error", "says"),
+    [
+        ("wrong type", StateTypeError, "int64"),
+        ("timer", DefinitionError, "timeMode"),
+        ("late", DefinitionError, "outside of init"),
+    ],
 )
-def test_misuse_of_state_keeps_its_own_error_with_key_and_the_users_line(misuse, error):
-    with pytest.raises(error) as caught:
+def test_misuse_of_state_keeps_its_own_error_with_key_and_the_users_line(misuse, error, says):
+    with pytest.raises(error, match=says) as caught:
         Bench(RowAdapter, Misuses(misuse)).run(key=["a"])
     assert caught.value.fields["key"] == ("a",)
     assert "test_stateful_adapters.py" in caught.value.fields["trace"]
@@ -543,6 +548,25 @@ def test_an_adapter_is_not_usable_before_it_is_open():
     with pytest.raises(DefinitionError, match="not open"):
         adapter.expire([], TIMES)
     adapter.close()
+
+
+class Two(StatefulProcessor):
+    def init(self, handle):
+        self.one = handle.getValueState("one", "n long")
+        self.two = handle.getValueState("two", "n long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        self.two.update((2,))
+        return iter([])
+
+
+def test_state_made_by_an_older_definition_may_keep_its_variables_in_another_order():
+    bench = Bench(RowAdapter, Two())
+    state = KeyedState(bench.adapter.variables[::-1], bench.codec)
+    bench.adapter.open(state)
+    bench.run(key=["a"])
+    assert state.value_get(0, ("a",)) is not None
+    assert state.value_get(1, ("a",)) is None
 
 
 class KeepsALock(RowCount):

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from godwit.errors import (
     Bug,
+    CheckpointUnusable,
     DefinitionError,
     GodwitError,
     InvariantBroken,
@@ -31,7 +32,7 @@ from godwit.errors import (
 )
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance import Instance, Work
-from godwit.runtime.leases import Lease, drop_lease, host_directory, write_lease, write_obituary
+from godwit.runtime.leases import Lease, check_owner, drop_lease, host_directory, write_lease, write_obituary
 from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.runtime.upkeep import Upkeep
 from godwit.runtime.watch import Watch
@@ -58,6 +59,7 @@ class HostConfig:
     durability: Durability = "process"
     memory_max_bytes: int | None = None
     segment_bytes_max: int = 64 << 20
+    incarnation: str = ""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class Host:
         self._operators: dict[str, Operator] = {}
         self._admin = threading.Lock()
         self._stop = threading.Event()
+        self._fatal: GodwitError | None = None
         self._watch = Watch(self._give_up)
         self._controller = Client(config.controller, config.token)
         self.started_s = time.monotonic()
@@ -89,6 +92,7 @@ class Host:
         """Serve until told to stop; everything is released when this returns."""
         self.directory.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
+        check_owner(self.config.checkpoint, self.config.incarnation)
         self.log, recovered = Changelog.open(
             self.directory, self.config.durability, segment_bytes_max=self.config.segment_bytes_max
         )
@@ -124,7 +128,9 @@ class Host:
         return Service(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
 
     def _announce(self, address: str) -> None:
-        write_lease(self.directory, Lease(self.generation, address, os.getpid()))
+        # Again, because another flock may have come in between; its hosts start anew when they find themselves fenced.
+        check_owner(self.config.checkpoint, self.config.incarnation)
+        write_lease(self.directory, Lease(self.generation, address, os.getpid(), self.config.incarnation))
         self._controller.call(
             "register",
             host=self.config.host,
@@ -137,8 +143,17 @@ class Host:
     def _serve(self) -> None:
         parent = os.getppid()
         while not self._stop.wait(0.5):
-            if os.getppid() != parent:  # the Spark worker's parent died, so the executor is gone
+            # The Spark worker's parent died, so the executor is gone; or a newer generation has taken over.
+            if os.getppid() != parent:
                 return
+            if self.log.fenced():
+                self._fatal = self._replaced()
+                break
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _replaced(self) -> StaleGeneration:
+        return StaleGeneration(f"generation {self.generation} of {self.config.host} has been replaced by a newer one")
 
     def _release(self) -> None:
         for seat in self._seats.values():
@@ -270,10 +285,17 @@ class Host:
             self._converse(seat, header, reader, writer)
         except GodwitError as error:
             self._send_error(writer, began, error.at(host=self.config.host))
+            if isinstance(error, (CheckpointUnusable, StaleGeneration)):
+                self._end(error)
         except GONE:
             return  # the router went away; it comes back or Spark retries its task
         except Exception as error:  # noqa: BLE001 whatever it is, the router must hear of it
             self._send_error(writer, began, Bug(f"{type(error).__name__}: {error}", host=self.config.host))
+
+    def _end(self, error: GodwitError) -> None:
+        """The changelog cannot be written any more, so memory may be ahead of it: only a new generation knows what holds."""
+        self._fatal = error
+        self._stop.set()
 
     def _send_error(self, writer: Any, began: bool, error: GodwitError) -> None:
         try:
@@ -290,7 +312,7 @@ class Host:
         lane = wire.field(header, "lane", str)
         if request.batch >= 0:
             work = self._worked(seat, lambda i: i.open(request, lane, self._clock_ms(), self._admit(header)))
-            self._answer(writer, work, "opened", seat, generation=self.generation)
+            self._answer(writer, work, "opened", generation=self.generation)
         while True:
             try:
                 message = reader.read_chunk()
@@ -299,7 +321,7 @@ class Host:
             note = wire.unpack(message.app_metadata, "rows", "finish")
             if note["kind"] == "rows":
                 work = self._rows(seat, request, note, message.data)
-                self._answer(writer, work, "outputs", seat)
+                self._answer(writer, work, "outputs")
             else:
                 self._finish(seat, request, lane, note)
                 writer.write_metadata(wire.pack("finished"))
@@ -327,7 +349,7 @@ class Host:
         batch = data.select(names[:-2])
         lane = wire.field(note, "lane", str)
         if request.batch < 0:
-            return self._worked(seat, lambda i: i.initialise(lane, batch, rows, hashes))
+            return self._worked(seat, lambda i: i.initialise(lane, batch, rows, hashes, self._clock_ms()))
         return self._worked(seat, lambda i: i.apply(request, lane, batch, rows, hashes))
 
     def _worked(self, seat: Seat, job: Callable[[Instance], Work]) -> Work:
@@ -337,13 +359,13 @@ class Host:
             work = job(seat.instance)
             if work.parts:
                 seat.lsn = self.log.append(work.parts)
-            lsn = seat.lsn
+            work.lsn = seat.lsn
             seat.instance.counters.busy_s += time.perf_counter() - began
-        self.log.flush(lsn)
+        self.log.flush(work.lsn)
         return work
 
-    def _answer(self, writer: Any, work: Work, kind: str, seat: Seat, **fields: Any) -> None:
-        note = wire.pack(kind, lsn=seat.lsn, **fields)
+    def _answer(self, writer: Any, work: Work, kind: str, **fields: Any) -> None:
+        note = wire.pack(kind, lsn=work.lsn, **fields)
         if not work.outputs:
             writer.write_metadata(note)
             return
@@ -355,7 +377,7 @@ class Host:
         if request.batch >= 0:
             self._worked(seat, lambda i: i.finish(request, lane, rows, note.get("event_max_ms")))
         self.log.sync(seat.lsn)
-        for generation, lsn in note["answered"]:
+        for generation, lsn in wire.field(note, "answered", list):
             if not self.log.survived(generation, lsn):
                 raise WorkLost(
                     "the host restarted from before work it had answered, so this attempt must be repeated",
@@ -364,9 +386,7 @@ class Host:
                     lane=lane,
                 )
         if self.log.fenced():
-            raise StaleGeneration(
-                f"generation {self.generation} of {self.config.host} has been replaced", host=self.config.host
-            )
+            raise self._replaced()
 
     # -- fetch and actions -------------------------------------------------------------------------------------------
 
@@ -388,7 +408,7 @@ class Host:
         return seat
 
     def _action_define(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._define(request["operator"])
+        self._define(wire.field(request, "operator", dict))
         return {}
 
     def _action_status(self, request: dict[str, Any]) -> dict[str, Any]:

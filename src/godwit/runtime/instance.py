@@ -69,6 +69,7 @@ class Work:
 
     outputs: list[pa.RecordBatch] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
+    lsn: int = -1  # the host's: where in the changelog all of this and all before it is
 
 
 class Instance:
@@ -148,13 +149,17 @@ class Instance:
     def open(self, request: BatchRef, lane: str, now_ms: int, admit: Admit) -> Work:
         """A lane begins a batch here. The first lane of a new batch settles the one before and carries its timers' outputs."""
         verdict = self.progress.judge(request)
-        if verdict is Verdict.UNKNOWN_RUN:
+        unknown = verdict is Verdict.UNKNOWN_RUN
+        if unknown:
             self._admit(request, admit)
             verdict = self.progress.judge(request)
         self._refuse(verdict, request, lane)
         if verdict is not Verdict.SAME:
             self._next_batch(request)
-        return Work(self.ledger.timer_outputs(lane)) if self.opened else self._open(lane, now_ms)
+        if not self.opened:
+            return self._open(lane, now_ms)
+        # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
+        return Work(self.ledger.timer_outputs(lane), [self.mark_part()] if unknown else [])
 
     def _admit(self, request: BatchRef, admit: Admit) -> None:
         admit(request, self.progress.batch, self.progress.query is None)
@@ -202,19 +207,28 @@ class Instance:
         work.parts.insert(0, self.mark_part())
         return work
 
+    @property
+    def _is_first(self) -> bool:
+        """Whether no batch has been opened before the one that is being opened."""
+        return self.times.processing_ms == 0
+
     def _times(self, now_ms: int) -> Times:
-        return Times(now_ms, self.watermark.eviction)
+        """A batch DataFrame has no watermark: PySpark shows -1."""
+        if self.spec.ephemeral:
+            return Times(now_ms, -1)
+        return Times(now_ms, self.watermark.eviction, self.watermark.late)
 
     def _fire(self, due_ms: int, lane: str, now_ms: int) -> Work:
         """Timers that are due after the rows of the batch before, which is complete: as Spark fires them at its end."""
         self.state.now_ms = now_ms
         self.state.expire_ttl(now_ms)
-        timers = [] if self.spec.time_mode == "none" else self.state.due(due_ms)
+        # Timers from initial state wait for the rows of the first batch, as in Spark.
+        waits = self.spec.time_mode == "none" or self._is_first
+        timers = [] if waits else self.state.due(due_ms)
         work = Work()
         if timers:
-            outputs = self._call(lambda adapter: adapter.expire(timers, Times(now_ms, self.watermark.eviction)))
-            times = np.array([expiry for expiry, _ in timers], np.int64)
-            tagged = _tagged(outputs, TIMER_ROW + times[outputs.row_index])
+            rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
+            tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, self._times(now_ms)), rows))
             self._record(work, lane, _NO_ROWS, _NO_ROWS, tagged)
             self.counters.timers_fired += len(timers)
         else:
@@ -242,31 +256,33 @@ class Instance:
 
     def _apply_unseen(self, work: Work, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index) -> None:
         kept, kept_index = self._without_late(batch, row_index)
-        if len(kept_index) < len(row_index):
-            self.counters.late += len(row_index) - len(kept_index)
-            work.parts.append(self.mark_part())
+        late = len(row_index) - len(kept_index)
         self.state.now_ms = self.times.processing_ms
         if len(kept_index):
             rows = group_by_key(kept, kept_index, self.key_codec)
-            outputs = self._call(lambda adapter: adapter.process(rows, self.times))
-            tagged = _tagged(outputs, outputs.row_index)
+            late -= getattr(self.adapter, "late_rows", 0)  # a window decides by itself which rows are too late for it
+            tagged = self._call(lambda adapter: _tagged(adapter.process(rows, self.times)))
+            late += getattr(self.adapter, "late_rows", 0)
         else:
             tagged = _empty(self.spec.output_schema)
+        if late:
+            self.counters.late += late
+            work.parts.append(self.mark_part())
         self._record(work, lane, row_index, hashes, tagged)
         self.counters.rows += len(row_index)
 
     def _without_late(self, batch: pa.RecordBatch, row_index: Index) -> tuple[pa.RecordBatch, Index]:
         """As Spark does, rows at or before the watermark of the batch before are not processed; here they are counted."""
-        if self.spec.time_mode != "eventTime" or self.spec.event_time is None:
+        if self.spec.time_mode != "eventTime" or self.spec.event_time is None or self.spec.ephemeral:
             return batch, row_index
-        event_ms = event_times_ms(batch, self.spec.event_time)
-        late = event_ms <= self.watermark.late - self.spec.lateness_ms
+        event_us = event_times_us(batch, self.spec.event_time)
+        late = event_us <= (self.watermark.late - self.spec.lateness_ms) * 1000
         if not late.any():
             return batch, row_index
         return batch.filter(pa.array(~late)), row_index[~late]
 
-    def _call(self, call: Callable[[Adapter], Outputs]) -> Outputs:
-        """Run user code on the staged state; whatever it throws leaves the state as it was."""
+    def _call(self, call: Callable[[Adapter], pa.RecordBatch]) -> pa.RecordBatch:
+        """Run user code on the staged state; whatever it or its outputs do wrong leaves the state as it was."""
         if self.adapter is None:
             raise DefinitionError(
                 "the operator has not been defined since this flock was opened",
@@ -321,6 +337,7 @@ class Instance:
                 batch=request.batch,
                 lane=lane,
             )
+        self._refuse_due_timers()
         if lane in self.ledger.finished:
             return Work()
         info = {"kind": "ledger", "op": self.name, "batch": request.batch, "lane": lane}
@@ -328,11 +345,22 @@ class Instance:
         self._finished(info)
         return Work(parts=[(info, b"")])
 
+    def _refuse_due_timers(self) -> None:
+        """A batch DataFrame has no batch after it in which a timer could fire; one that is still to come never does."""
+        upcoming = self.state.next_timer_ms() if self.spec.ephemeral else None
+        due_ms = self.times.watermark_ms if self.spec.time_mode == "eventTime" else self.times.processing_ms
+        if upcoming is not None and upcoming <= due_ms:
+            raise DefinitionError(
+                f"a timer was set for {upcoming} ms, which is over at {due_ms} ms, and timers do not fire on a batch DataFrame",
+                todo="Set timers for times to come, or use a streaming DataFrame",
+                operator=self.spec.name,
+            )
+
     def _finished(self, info: Mapping[str, Any]) -> None:
         self.ledger.finished[info["lane"]] = info["finished"]
         self.watermark.report(info["lane"], info["event_max_ms"])
 
-    def initialise(self, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index) -> Work:
+    def initialise(self, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index, now_ms: int) -> Work:
         """Rows of the initial state, before any batch; given again after a failure, they change nothing twice."""
         if self.progress.query is not None:
             raise DefinitionError(
@@ -345,17 +373,21 @@ class Instance:
             batch, row_index, hashes = batch.filter(pa.array(unseen)), row_index[unseen], hashes[unseen]
         work = Work()
         if len(row_index):
-            rows = group_by_key(batch, row_index, self.key_codec)
-            self._call(lambda adapter: _initialise(adapter, rows, self.times, self.spec.output_schema))
+            rows, times = group_by_key(batch, row_index, self.key_codec), self._times(now_ms)
+            self.state.now_ms = now_ms
+            self._call(lambda adapter: _initialise(adapter, rows, times, self.spec.output_schema))
             self._record(work, lane, row_index, hashes, _empty(self.spec.output_schema))
         return work
 
     def timers_due(self, now_ms: int) -> bool:
-        """Whether a further batch would fire a timer."""
+        """Whether a further batch would fire a timer or, as Spark does when nothing else comes, move the watermark."""
+        by_event = self.spec.time_mode == "eventTime"
+        if by_event and self.watermark.upcoming() > self.watermark.eviction:
+            return True
         upcoming = self.state.next_timer_ms()
         if self.spec.time_mode == "none" or upcoming is None:
             return False
-        return upcoming <= (self.watermark.upcoming() if self.spec.time_mode == "eventTime" else now_ms)
+        return upcoming <= (self.watermark.eviction if by_event else now_ms)
 
     def describe(self) -> dict[str, Any]:
         """Where the instance is, for errors about it."""
@@ -392,22 +424,22 @@ class Instance:
             self.adapter = None
 
 
-def event_times_ms(batch: pa.RecordBatch, column: str) -> Index:
-    """Event times in milliseconds; a row without one is never late, as in Spark."""
+def event_times_us(batch: pa.RecordBatch, column: str) -> Index:
+    """Event times in microseconds; a row without one is never late, as in Spark."""
     times = batch.column(batch.schema.get_field_index(column))
     micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(_END_OF_TIME)
-    millis: Index = micros.to_numpy(zero_copy_only=False) // 1000
-    return millis
+    found: Index = micros.to_numpy(zero_copy_only=False)
+    return found
 
 
-def _initialise(adapter: Adapter, rows: Rows, times: Times, output_schema: pa.Schema) -> Outputs:
+def _initialise(adapter: Adapter, rows: Rows, times: Times, output_schema: pa.Schema) -> pa.RecordBatch:
     adapter.initialise(rows, times)
-    return Outputs(_empty(output_schema), _NO_ROWS)
+    return _empty(output_schema)
 
 
-def _tagged(outputs: Outputs, row: Index) -> pa.RecordBatch:
-    """Outputs with the row column in front, in row order."""
-    batch = outputs.batch
+def _tagged(outputs: Outputs, rows: Index | None = None) -> pa.RecordBatch:
+    """Outputs with the row column in front, in row order; `rows` says which rows their indices stand for, if not themselves."""
+    batch, row = outputs.batch, outputs.row_index if rows is None else rows[outputs.row_index]
     if len(row) > 1 and (np.diff(row) < 0).any():
         order = np.argsort(row, kind="stable")
         batch, row = batch.take(order), row[order]
@@ -421,4 +453,4 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 _NO_ROWS: Index = np.empty(0, np.int64)
 _END_OF_TIME = 2**62
-__all__ = ["ROW", "Admit", "Counters", "Instance", "Part", "Work", "event_times_ms"]
+__all__ = ["ROW", "Admit", "Counters", "Instance", "Part", "Work", "event_times_us"]

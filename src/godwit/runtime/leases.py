@@ -1,7 +1,8 @@
 """Where a host can be reached, and why it died: small files beside its changelog, so that routers need no controller.
 
-A lease says which generation of a host serves at which address. An obituary is what a host leaves when it ends itself
-because of something a user must know.
+An owner is the flock that opened the checkpoint last; an application that opened it earlier is fenced, and neither its hosts
+nor its routers come back. A lease says which generation of a host serves at which address. An obituary is what a host leaves
+when it ends itself because of something a user must know.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from godwit.errors import GodwitError, from_json
+from godwit.errors import GodwitError, StaleGeneration, from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,29 @@ class Lease:
     generation: int
     address: str
     pid: int
+    incarnation: str = ""
 
 
 def host_directory(checkpoint: str, host: str) -> Path:
     return Path(checkpoint) / "hosts" / host
+
+
+def write_owner(checkpoint: str, incarnation: str) -> None:
+    _replace(Path(checkpoint) / "owner.json", json.dumps({"incarnation": incarnation}))
+
+
+def check_owner(checkpoint: str, incarnation: str) -> None:
+    """Stop whoever belongs to a flock that is no longer the newest on this checkpoint."""
+    try:
+        owner = json.loads((Path(checkpoint) / "owner.json").read_text())["incarnation"]
+    except FileNotFoundError:
+        return
+    if owner != incarnation:
+        raise StaleGeneration(
+            "this checkpoint has been opened again since, by another application or another Flock of this one",
+            todo="Nothing is to be done if that was meant: the newer one goes on. Close this one",
+            checkpoint=checkpoint,
+        )
 
 
 def write_lease(directory: Path, lease: Lease) -> None:

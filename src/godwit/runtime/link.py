@@ -11,13 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from godwit.errors import HostUnavailable
-from godwit.runtime.leases import Lease, host_directory, read_lease, read_obituary
+from godwit.errors import HostUnavailable, StaleGeneration
+from godwit.runtime.leases import Lease, check_owner, host_directory, read_lease, read_obituary
 from godwit.runtime.route import Route, Task
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client, wrong_token
 
 BREAKS_MAX = 20  # in a row without an answer: then the host refuses us for a reason that waiting does not mend
+AGAIN_S = 1.0  # after which an address that was lost is tried again: perhaps only the connection broke
+# What ends a stream but not the work on it. A host that is fenced has a successor, or is about to have one.
+LOST = (*GONE, StaleGeneration)
 
 
 class Link:
@@ -34,6 +37,7 @@ class Link:
         self._answered: dict[int, int] = {}
         self._lease: Lease | None = None
         self._client: Client | None = None
+        self._writer: Any = None
         self._deadline: float | None = None
         self._breaks = 0
 
@@ -44,7 +48,7 @@ class Link:
             try:
                 self._open(lease)
                 return
-            except GONE as error:
+            except LOST as error:
                 self._lost(error)
 
     def _open(self, lease: Lease) -> None:
@@ -64,26 +68,28 @@ class Link:
         except flight.FlightUnauthenticatedError as error:
             raise wrong_token(lease.address) from error
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(
+        self._draining = threading.Thread(
             target=_drain, args=(self._reader, self._inbox), name=f"godwit-link-{self.host}", daemon=True
-        ).start()
+        )
+        self._draining.start()
         if request.batch >= 0:
-            opened = self._read("opened")
-            self.timers = opened[1]
+            header, self.timers = self._read("opened")
+            self._answered[lease.generation] = header["lsn"]
         for note, data in self._unanswered:
             self._write(note, data)
         self._deadline = None
 
     def _wait_lease(self) -> Lease:
         """The address of a generation that we have not lost yet; polled, because the host tells only the file system."""
-        self._deadline = self._deadline or time.monotonic() + self._route.wait_s
+        began = time.monotonic()
+        self._deadline = self._deadline or began + self._route.wait_s
         pause_s = 0.002
         while True:
-            lease = read_lease(self._directory)
+            lease = self._read_lease()
             if lease is not None and lease != self._lease:
                 return lease
-            if lease is not None and time.monotonic() > self._deadline - self._route.wait_s + 1.0:
-                self._lease = None  # the same generation may only have dropped the connection: try it again
+            if lease is not None and time.monotonic() > began + AGAIN_S:
+                return lease
             if time.monotonic() > self._deadline:
                 raise HostUnavailable(
                     f"{self.host} has not served for {self._route.wait_s:g} s",
@@ -94,10 +100,19 @@ class Link:
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.05)
 
+    def _read_lease(self) -> Lease | None:
+        """A lease of a flock that another has replaced does not count; if it is ours that was replaced, stop here."""
+        lease = read_lease(self._directory)
+        if lease is None or lease.incarnation == self._route.incarnation:
+            return lease
+        check_owner(self._route.checkpoint, self._route.incarnation)
+        return None
+
     def _lost(self, error: BaseException) -> None:
         """The stream broke. If the host ended itself because of us, say why; otherwise go on with its successor."""
         self._close_client()
-        self._breaks += 1
+        if self._deadline is None:  # it had been up: to find nobody at an address is no sign of refusal
+            self._breaks += 1
         if self._breaks > BREAKS_MAX:
             raise HostUnavailable(
                 f"{self.host} broke the connection {self._breaks} times without an answer: {error}", host=self.host
@@ -110,12 +125,16 @@ class Link:
                 raise reason.at(host=self.host)
 
     def send(self, note: bytes, data: pa.RecordBatch | None) -> None:
+        """A stream that has ended says why where it is read: there the message is sent again, after those before it."""
         self._unanswered.append((note, data))
         try:
             self._write(note, data)
-        except GONE as error:
-            self._lost(error)
-            self.connect()
+        except GONE:
+            return
+        except pa.ArrowInvalid:  # what Arrow calls a stream that the host has ended, but bad data too
+            self._draining.join(AGAIN_S)
+            if self._draining.is_alive():
+                raise
 
     def _write(self, note: bytes, data: pa.RecordBatch | None) -> None:
         if data is None:
@@ -137,7 +156,7 @@ class Link:
         while True:
             try:
                 return self._read(kind)
-            except GONE as error:
+            except LOST as error:
                 self._lost(error)
                 self.connect()
 

@@ -32,6 +32,7 @@ class Route:
     gather: bool = True
     numbering: Numbering = "position"
     wait_s: float = 60.0
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,10 +79,14 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What the processor is told about time: fixed for a batch, so that a replay sees the same."""
+    """What the processor is told about time: fixed for a batch, so that a replay sees the same.
+
+    Timers fire up to `watermark_ms`; what is at or before `late_ms`, the watermark of the batch before, is late.
+    """
 
     processing_ms: int
     watermark_ms: int
+    late_ms: int = 0
 
 
 class Adapter(Protocol):

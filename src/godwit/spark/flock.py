@@ -18,6 +18,7 @@ from godwit.errors import DefinitionError, GodwitError, HostUnavailable, NotEnou
 from godwit.model.progress import BatchRef
 from godwit.runtime.controller import Controller, operator_json
 from godwit.runtime.host import HostConfig
+from godwit.runtime.leases import write_owner
 from godwit.runtime.native import Processor
 from godwit.runtime.route import Numbering, Route, Task
 from godwit.runtime.router import Router
@@ -95,6 +96,7 @@ class Flock:
         )
         self._home = Home.open(checkpoint, hosts, groups)
         self._incarnation = secrets.token_hex(4)
+        write_owner(str(self._home.path), self._incarnation)
         self._operators: dict[str, Operator] = {}
         self._closing = threading.Lock()
         self._closed = False
@@ -122,8 +124,9 @@ class Flock:
             settings.durability,
             settings.memory_max_bytes,
             settings.segment_bytes_max,
+            self._incarnation,
         )
-        return HostJob(self._spark.sparkContext, self._home.flock, config)
+        return HostJob(self._spark.sparkContext, self._home.flock, config, self._controller)
 
     def _start(self) -> None:
         for job in self._jobs:
@@ -293,6 +296,7 @@ class Flock:
             gather=spec.flavour != "native",
             numbering=numbered_by,
             wait_s=self._settings.wait_s,
+            incarnation=self._incarnation,
         )
 
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:

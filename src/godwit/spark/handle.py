@@ -150,8 +150,7 @@ class KeyListState(_Held, ListState):
 
     def get(self) -> Iterator[tuple[Any, ...]]:
         state, key = self._scope.here(self._what)
-        # A copy: the list may be appended to while it is iterated.
-        return map(self._fields.decode, tuple(state.list_get(self._position, key)))
+        return map(self._fields.decode, state.list_get(self._position, key))
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         state, key = self._scope.here(self._what)
@@ -175,9 +174,9 @@ class KeyMapState(_Held, MapState):
         super().__init__(scope, position, variable)
         self._keys = _Fields(scope, variable.name, cast(pa.Schema, variable.key_schema))
 
-    def _items(self) -> list[tuple[bytes, bytes]]:
+    def _items(self) -> Iterator[tuple[bytes, bytes]]:
         state, key = self._scope.here(self._what)
-        return list(state.map_items(self._position, key))
+        return state.map_items(self._position, key)
 
     def exists(self) -> bool:
         state, key = self._scope.here(self._what)
@@ -312,7 +311,7 @@ class Handle(StatefulProcessorHandle):
 
     def listTimers(self) -> Iterator[int]:
         state, key = self._timers_here("listTimers")
-        return iter(tuple(state.timer_list(key)))
+        return iter(state.timer_list(key))
 
     def _millis(self, value: Any) -> int:
         try:

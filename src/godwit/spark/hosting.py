@@ -11,12 +11,13 @@ from collections.abc import Iterable
 
 from pyspark import InheritableThread, SparkContext
 
-from godwit.errors import Bug, GodwitError, HostUnavailable
+from godwit.errors import Bug, Fenced, GodwitError, HostUnavailable
+from godwit.runtime.controller import Controller
 from godwit.runtime.host import Host, HostConfig
+from godwit.runtime.leases import check_owner
 from godwit.transport.flight import Client
 
-RESTARTS_MAX = 5  # in a row, each shorter than STABLE_S: then something is wrong that a restart does not mend
-STABLE_S = 10.0
+FAILURES_MAX = 3  # starts in a row that never came to serving: then something is wrong that a restart does not mend
 
 
 def serve(config: HostConfig) -> None:
@@ -43,11 +44,13 @@ def _tell(config: HostConfig, error: GodwitError) -> None:
 class HostJob:
     """One host, kept running by a thread on the driver."""
 
-    def __init__(self, context: SparkContext, flock: str, config: HostConfig) -> None:
+    def __init__(self, context: SparkContext, flock: str, config: HostConfig, controller: Controller) -> None:
         self.config = config
         self.restarts = 0
         self.gave_up = False
+        self.last_end = ""
         self._context = context
+        self._controller = controller
         self._group = f"godwit-{flock}-{config.host}"
         self._stopping = threading.Event()
         self._thread = InheritableThread(target=self._keep_running, daemon=True, name=self._group)
@@ -56,17 +59,28 @@ class HostJob:
         self._thread.start()
 
     def _keep_running(self) -> None:
-        short = 0
+        failures = 0
         while not self._stopping.is_set():
-            began = time.monotonic()
+            before = self._generation()
             self._run_once()
-            if self._stopping.is_set():
+            failures = 0 if self._generation() > before else failures + 1
+            if failures > FAILURES_MAX or self._replaced():
+                self.gave_up = not self._stopping.is_set()
                 return
-            short = short + 1 if time.monotonic() - began < STABLE_S else 0
-            if short > RESTARTS_MAX:
-                self.gave_up = True
-                return
-            self.restarts += 1
+            self._stopping.wait(0.0 if failures == 0 else 0.2 * 2**failures)
+            self.restarts += not self._stopping.is_set()
+
+    def _replaced(self) -> bool:
+        """Whether a newer flock has opened the checkpoint: starting again would only fence its hosts."""
+        try:
+            check_owner(self.config.checkpoint, self.config.incarnation)
+        except Fenced:
+            return True
+        return False
+
+    def _generation(self) -> int:
+        registered = self._controller.hosts().get(self.config.host)
+        return 0 if registered is None else registered.generation
 
     def _run_once(self) -> None:
         """One Spark job that lasts as long as the host lives. How it ended is told by lease, obituary and controller."""

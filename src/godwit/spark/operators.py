@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, cast
 import cloudpickle
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -36,6 +37,7 @@ from godwit.transport.wire import HASH
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _TIME_MODES: dict[str, TimeMode] = {"none": "none", "processingtime": "processingTime", "eventtime": "eventTime"}
 _DELAY = "spark.watermarkDelayMs"
+_BINARY = "UTF8_BINARY"  # how Spark compares strings unless told otherwise
 INITIAL_BATCH = -1
 CONTENT, LANE, SEQUENCE = "__godwit_content", "__godwit_lane", "__godwit_sequence"
 
@@ -120,6 +122,7 @@ def _build(definition: Definition) -> Operator:
     tz = session_zone(frame)
     schema = input_schema(frame)
     _check_columns(definition, schema)
+    _check_time(definition, time_mode)
     key_schema = pa.schema([schema.field(key) for key in definition.keys])
     KeyCodec(key_schema, tz)
     event_time, delay_ms = _event_time(frame, time_mode)
@@ -178,6 +181,30 @@ def _check_columns(definition: Definition, schema: pa.Schema) -> None:
     twice = [name for name in schema.names if schema.names.count(name) > 1]
     if reserved or twice:
         raise DefinitionError(f"column {(reserved or twice)[0]!r} is reserved or there twice", todo="Rename it before")
+    kinds = [(key, definition.frame.schema[key].dataType) for key in definition.keys]
+    collated = [key for key, kind in kinds if getattr(kind, "collation", _BINARY) != _BINARY]
+    if collated:
+        raise DefinitionError(
+            f"key column {collated[0]!r} is collated, and keys are compared byte by byte",
+            todo="Group by a column that is the same text for equal keys, such as lower(...)",
+        )
+
+
+def _check_time(definition: Definition, time_mode: TimeMode) -> None:
+    """Windows work by the watermark: without one, or on a frame that ends, they would never be given out."""
+    column = getattr(definition.processor, "time_column", None)
+    if definition.flavour != "native" or (column is None and time_mode == "none"):
+        return
+    if not definition.frame.isStreaming:
+        raise DefinitionError(
+            "timers and windows of a native processor need a streaming DataFrame: nothing moves time on in a batch",
+            todo="Use Spark's own window() on batch DataFrames",
+        )
+    if column is not None and column != _event_time(definition.frame, time_mode)[0]:
+        raise DefinitionError(
+            f"the windows go by column {column!r}, which is not the event time of the operator",
+            todo=f"Call withWatermark({column!r}, delay) on the input and pass timeMode='eventTime'",
+        )
 
 
 def _time_mode(definition: Definition) -> TimeMode:
@@ -191,7 +218,7 @@ def _time_mode(definition: Definition) -> TimeMode:
 
 def input_schema(frame: DataFrame) -> pa.Schema:
     """The Arrow schema in which Spark hands the rows to Python."""
-    return to_arrow_schema(frame.schema, timezone=session_zone(frame))
+    return _arrow_schema(frame.schema, session_zone(frame), "the input")
 
 
 def session_zone(frame: DataFrame) -> str:
@@ -237,19 +264,30 @@ def _adapter(
         definition.processor,
         declared.variables,
         key_schema,
-        to_arrow_schema(_output_type(definition.output), timezone=tz),
+        _output_schema(definition.output, tz),
         time_mode=time_mode,
         tz=tz,
         value_bytes_max=definition.options["value_bytes_max"],
     )
 
 
-def _output_type(output: StructType | str | None) -> StructType:
-    if isinstance(output, str):
-        return parse_ddl(output)
-    if not isinstance(output, StructType):
+def _output_schema(output: StructType | str | None, tz: str) -> pa.Schema:
+    struct = parse_ddl(output) if isinstance(output, str) else output
+    if not isinstance(struct, StructType):
         raise DefinitionError(f"outputStructType must be a StructType or a DDL string, not {output!r}")
-    return output
+    schema = _arrow_schema(struct, tz, "outputStructType")
+    for field, back in zip(struct, from_arrow_schema(schema, prefer_timestamp_ntz=True), strict=True):
+        if field.dataType.simpleString() != back.dataType.simpleString():
+            kind = field.dataType.simpleString()
+            raise DefinitionError(f"outputStructType has a column {field.name!r} of type {kind}, which Arrow has not")
+    return schema
+
+
+def _arrow_schema(struct: StructType, tz: str, what: str) -> pa.Schema:
+    try:
+        return to_arrow_schema(struct, timezone=tz)
+    except PySparkException as error:
+        raise DefinitionError(f"{what} has a column of a type that Python workers cannot have: {error}") from error
 
 
 def _pickled(thing: Any) -> bytes:

@@ -157,44 +157,45 @@ def latest(table: pa.Table, key_names: Sequence[str], keep_removals: bool = Fals
         return table
     op = table.column(len(key_names) + 1).to_numpy()
     row = np.arange(count, dtype=np.int64)
-    var_of = _codes([table.column(i) for i in range(len(key_names) + 1)], count)
-    sub_of = _codes([pa.chunked_array([var_of]), table.column(len(key_names) + 2)], count)
+    of_var = _Groups(count)
+    for i in range(len(key_names) + 1):
+        of_var = of_var.refined(table.column(i))
+    of_sub = of_var.refined(table.column(len(key_names) + 2))
 
     clears, removes, puts = (row[op == kind] for kind in (CLEAR, REMOVE, PUT))
-    last_clear = _last(clears, var_of, count)
-    removes = removes[removes > last_clear[var_of[removes]]]
-    last_remove = _last(removes, sub_of, count)
-    puts = puts[puts > np.maximum(last_clear[var_of[puts]], last_remove[sub_of[puts]])]
-    last_put = _last(puts, sub_of, count)
-    first_put = _last(puts[::-1], sub_of, count)
+    last_clear = of_var.last(clears)
+    removes = removes[removes > last_clear[of_var.codes[removes]]]
+    last_remove = of_sub.last(removes)
+    puts = puts[puts > np.maximum(last_clear[of_var.codes[puts]], last_remove[of_sub.codes[puts]])]
+    first_put = of_sub.last(puts[::-1])
 
-    kept = last_put[sub_of[np.sort(first_put[first_put >= 0])]]
+    kept = of_sub.last(puts)[of_sub.codes[np.sort(first_put[first_put >= 0])]]
     if keep_removals:
         kept = np.concatenate([last_clear[last_clear >= 0], last_remove[last_remove >= 0], kept])
     return table.take(kept)
 
 
-def _last(rows: Rows, group_of: Rows, count: int) -> Rows:
-    """The last of `rows` in every group, -1 where there is none."""
-    last = np.full(count, -1, np.int64)
-    last[group_of[rows]] = rows  # where an index repeats, the last assignment stays
-    return last
+class _Groups:
+    """Rows that are alike: `codes` has a number below `size` for every row, equal where the rows are."""
 
+    def __init__(self, count: int) -> None:
+        self.codes: Rows = np.zeros(count, np.int64)
+        self.size = 1
 
-def _codes(columns: Sequence[pa.ChunkedArray[Any]], count: int) -> Rows:
-    """A number below `count` for every row, equal where all columns are (null equals null)."""
-    codes = np.zeros(count, np.int64)
-    size = 1
-    for column in columns:
-        encoded = _encoded(column)
-        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
-        size *= len(encoded.dictionary)
-        if size > count:
-            dense = _encoded(pa.chunked_array([codes])).indices
-            codes = dense.to_numpy(zero_copy_only=False).astype(np.int64)
-            size = count
-    return codes
+    def refined(self, column: pa.ChunkedArray[Any]) -> _Groups:
+        """Groups whose rows are alike in this column too (null is like null)."""
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+        groups = _Groups(0)
+        groups.size = self.size * len(encoded.dictionary)
+        groups.codes = self.codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+        if groups.size > 2 * len(self.codes):  # most numbers are unused: number the groups anew
+            dense = pa.array(groups.codes).dictionary_encode()
+            groups.size = len(dense.dictionary)
+            groups.codes = dense.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        return groups
 
-
-def _encoded(column: pa.ChunkedArray[Any]) -> pa.DictionaryArray[Any, Any]:
-    return column.combine_chunks().dictionary_encode(null_encoding="encode")
+    def last(self, rows: Rows) -> Rows:
+        """The last of `rows` in every group, -1 where there is none."""
+        last = np.full(self.size, -1, np.int64)
+        last[self.codes[rows]] = rows  # where an index repeats, the last assignment stays
+        return last

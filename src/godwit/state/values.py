@@ -7,7 +7,7 @@ and whole chunks are read and written at once. It must not know what is in a pay
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
@@ -17,7 +17,38 @@ from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.table import Moves, Ops, Row
 
+_NOTED_ROWS_MIN: Final = 10_000
+
 _FORM: Payload[bytes] = Payload(size=len, pack=bytes, unpack=bytes)
+
+
+class _Undo:
+    """What keys held before their first change.
+
+    Changes are only noted as they come and sorted out when someone asks, which is seldom. A batch may never
+    end, so they are also sorted out whenever there are more of them than keys.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[Key, bytes | None] = {}
+        self._noted: list[tuple[Sequence[Key], Sequence[bytes | None]]] = []
+        self._noted_rows = 0
+
+    def add(self, keys: Sequence[Key], olds: Sequence[bytes | None], key_count: int) -> None:
+        self._noted.append((keys, olds))
+        self._noted_rows += len(keys)
+        if self._noted_rows > max(_NOTED_ROWS_MIN, key_count):
+            self.before()
+
+    def before(self) -> dict[Key, bytes | None]:
+        """By key, None for a key that held nothing."""
+        noted: dict[Key, bytes | None] = {}
+        for keys, olds in reversed(self._noted):  # so that of several changes the first one stays
+            noted.update(zip(keys, olds, strict=True))
+        noted.update(self._before)
+        self._before = noted
+        self._noted, self._noted_rows = [], 0
+        return self._before
 
 
 class ValueTable:
@@ -29,7 +60,7 @@ class ValueTable:
         self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, bytes | None] = {}
         self._stage_clears = False  # spares a look through the stage where nothing was cleared
-        self._undo: dict[Key, bytes | None] = {}
+        self._undo = _Undo()
 
     @property
     def count(self) -> int:
@@ -101,10 +132,10 @@ class ValueTable:
             self._expiry.forget()
 
     def settle(self) -> None:
-        self._undo = {}
+        self._undo = _Undo()
 
     def rows(self, committed: bool) -> Iterator[Row]:
-        undo = self._undo if committed else {}
+        undo = self._undo.before() if committed else {}
         for key, payload in self.shelf.items():
             if key not in undo:
                 yield key, None, payload
@@ -123,7 +154,7 @@ class ValueTable:
         found = zip(cleared, self.shelf.get_many(cleared), strict=True)
         olds = {key: old for key, old in found if old is not None}
         keys = list(olds)
-        self._remember(keys, list(olds.values()))
+        self._undo.add(keys, list(olds.values()), self.count)
         self.shelf.remove_many(keys, list(olds.values()))
         changes.add(self.var, CLEAR, keys)
         return keys
@@ -131,7 +162,7 @@ class ValueTable:
     def _merge_puts(self, puts: dict[Key, bytes], changes: Changes) -> list[Key]:
         keys, payloads = list(puts), list(puts.values())
         olds = self.shelf.get_many(keys)
-        self._remember(keys, olds)
+        self._undo.add(keys, olds, self.count)
         added_count = self.shelf.put_many(puts, olds)
         changes.add(self.var, PUT, keys, None, payloads)
         if self._expiry is not None:
@@ -141,10 +172,3 @@ class ValueTable:
         if added_count in (0, len(keys)):
             return keys if added_count else []
         return [key for key, old in zip(keys, olds, strict=True) if old is None]
-
-    def _remember(self, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
-        if self._undo.keys().isdisjoint(keys):
-            self._undo.update(zip(keys, olds, strict=True))
-        else:
-            for key, old in zip(keys, olds, strict=True):
-                self._undo.setdefault(key, old)

@@ -72,7 +72,7 @@ class EventSliding(Window):
 
     def process(self, rows: Rows, state: States, times: Times) -> Outputs | None:
         moment, known = values_of(rows.batch.column(self.time_column))
-        late_us = _micros(getattr(times, "late_ms", times.watermark_ms)) - self._lateness
+        late_us = _micros(times.late_ms) - self._lateness
         taken = self._last_end(moment) > late_us
         if known is not None:
             taken &= known

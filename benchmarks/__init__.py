@@ -1,0 +1,1 @@
+"""Benchmarks, on the public API only; results by commit and machine under `results/`."""

@@ -1,0 +1,164 @@
+"""Real host processes and a real controller without Spark: what a flock is made of, driven by the test itself.
+
+A test starts, stops and kills hosts by name and runs routers in its own process, several at a time if it likes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import StaleRun
+from godwit.model.progress import BatchRef
+from godwit.model.routing import Routing
+from godwit.runtime.controller import Controller, operator_json
+from godwit.runtime.host import HostConfig
+from godwit.runtime.leases import Lease, host_directory, read_lease, write_owner
+from godwit.runtime.native import NativeAdapter, Processor
+from godwit.runtime.route import Route, Task
+from godwit.runtime.router import Router
+from godwit.runtime.spec import Operator, OperatorSpec
+from godwit.transport.flight import Client
+from tests.spark.flocks import Count, wait_until
+
+INPUT = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+HASHED = pa.schema([*INPUT, ("hash", pa.int64())])
+OPERATOR = "count"
+_SERVE = (
+    "import pickle, sys, time; from godwit.runtime.host import Host; "
+    "Host(pickle.loads(bytes.fromhex(sys.argv[1])), lambda: time.time_ns() // 1_000_000).run()"
+)
+
+
+class Nest:
+    """A checkpoint, a controller, and host processes."""
+
+    def __init__(self, checkpoint: Path, hosts: int = 2, processor: Processor | None = None) -> None:
+        self.checkpoint = checkpoint
+        self.incarnation = secrets.token_hex(4)
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        write_owner(str(checkpoint), self.incarnation)
+        self.token = secrets.token_hex(8)
+        self.routing = Routing.spread([f"host-{i}" for i in range(hosts)], 64)
+        self.runs = {"run-1"}  # those that Spark would call active
+        self.controller = Controller("127.0.0.1", self.token, self._admit, list)
+        self.operator = operator_of(processor or Count())
+        self.controller.add(self.operator)
+        self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+
+    def _admit(self, request: dict[str, Any]) -> None:
+        if request["run"] not in self.runs:
+            raise StaleRun(f"run {request['run']} is no longer active")
+
+    def begin(self, host: str) -> subprocess.Popen[bytes]:
+        """Start a host process and do not wait for it."""
+        config = HostConfig(host, str(self.checkpoint), self.controller.address, self.token, incarnation=self.incarnation)
+        process = subprocess.Popen([sys.executable, "-c", _SERVE, pickle.dumps(config).hex()])
+        self._processes.setdefault(host, []).append(process)
+        return process
+
+    def start(self, *hosts: str) -> None:
+        before = {host: self.lease(host) for host in hosts}
+        for host in hosts:
+            self.begin(host)
+        for host in hosts:
+            wait_until(lambda: self.lease(host) not in (None, before[host]), what=f"{host} serves")
+
+    def start_all(self) -> Nest:
+        self.start(*self.routing.hosts)
+        return self
+
+    def lease(self, host: str) -> Lease | None:
+        return read_lease(host_directory(str(self.checkpoint), host))
+
+    def process(self, host: str) -> subprocess.Popen[bytes]:
+        return self._processes[host][-1]
+
+    def kill(self, host: str) -> None:
+        process = self.process(host)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def route(self, **changed: Any) -> Route:
+        spec = self.operator.spec
+        route = Route(
+            operator=spec.name,
+            checkpoint=str(self.checkpoint),
+            routing=self.routing,
+            output_schema=spec.output_schema,
+            key_names=tuple(spec.key_schema.names),
+            token=self.token,
+            gather=False,
+            incarnation=self.incarnation,
+        )
+        return replace(route, **changed)
+
+    def run(
+        self, batch: int, lane: str, batches: Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch], run: str = "run-1", **changed: Any
+    ) -> Iterator[dict[str, Any]]:
+        """What a Spark task does: rows through a router, output rows as they leave."""
+        router = Router(self.route(**changed), Task(BatchRef("query", run, batch), lane))
+        for outputs in router.run(batches, INPUT):
+            yield from outputs.to_pylist()
+
+    def client(self, host: str, token: str | None = None) -> Client:
+        lease = self.lease(host)
+        assert lease is not None
+        return Client(lease.address, token or self.token)
+
+    def state(self, committed_batch: int) -> dict[int, int]:
+        """All hosts' state, as key -> n."""
+        from godwit.runtime.export import rows_of_state
+
+        found: dict[int, int] = {}
+        for host in self.routing.hosts:
+            client = self.client(host)
+            changes = list(client.fetch(operator=OPERATOR, committed_batch=committed_batch))
+            client.close()
+            for table in rows_of_state(self.operator.spec, changes, host, 1):
+                found |= {row["key"]: row["state"]["n"] for row in table.to_pylist()}
+        return found
+
+    def define(self, host: str) -> None:
+        client = self.client(host)
+        client.call("define", operator=operator_json(self.operator))
+        client.close()
+
+    def close(self) -> None:
+        for processes in self._processes.values():
+            for process in processes:
+                process.kill()
+                process.wait()
+        self.controller.close()
+
+
+def operator_of(processor: Processor, **changed: Any) -> Operator:
+    adapter = NativeAdapter(processor, INPUT, ["key"])
+    spec = OperatorSpec(
+        name=OPERATOR,
+        processor=type(processor).__qualname__,
+        flavour="native",
+        key_schema=pa.schema([INPUT.field("key")]),
+        output_schema=adapter.output_schema,
+        variables=adapter.variables,
+    )
+    return Operator(replace(spec, **changed), cloudpickle.dumps(adapter))
+
+
+def rows(numbers: Sequence[int], keys: int = 7) -> pa.RecordBatch:
+    """Rows by their numbers, with the routing hash that Spark would have put last."""
+    n = np.array(numbers, np.int64)
+    key = n % keys
+    return pa.RecordBatch.from_arrays([pa.array(key), pa.array(n), pa.array(key * 7919 + 13)], schema=HASHED)

@@ -1,0 +1,256 @@
+"""Routers against real host processes: restarts, duplicate attempts, fences and refusals, without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from godwit.errors import HostUnavailable, MalformedRequest, NotReplayable, StaleGeneration, StaleRun, WrongToken
+from godwit.transport import wire
+from tests.integration.nest import INPUT, OPERATOR, Nest, rows
+from tests.spark.flocks import assert_exact
+
+KEYS = 7
+
+
+@pytest.fixture
+def nest(tmp_path: Path) -> Iterator[Nest]:
+    nest = Nest(tmp_path / "godwit")
+    yield nest
+    nest.close()
+
+
+def truth(numbers: range) -> dict[int, int]:
+    return dict(Counter(n % KEYS for n in numbers))
+
+
+def triples(outputs: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    return [(row["key"], row["count"], row["n"]) for row in outputs]
+
+
+def chunks(numbers: range, size: int) -> list[pa.RecordBatch]:
+    return [rows(numbers[at : at + size]) for at in range(0, len(numbers), size)]
+
+
+def test_router_waits_for_a_host_that_takes_seconds_to_come_back(nest: Nest) -> None:
+    nest.start_all()
+    back: list[threading.Timer] = []
+
+    def fed() -> Iterator[pa.RecordBatch]:
+        yield rows(range(50))
+        nest.kill("host-0")
+        # Longer than the second after which a router tries the old address again.
+        back.append(threading.Timer(3.0, nest.begin, ["host-0"]))
+        back[0].start()
+        yield rows(range(50, 100))
+
+    outputs = triples(list(nest.run(0, "0", fed())))
+    back[0].join()
+    assert_exact(outputs, truth(range(100)))
+
+
+def test_router_gives_up_on_a_host_that_stays_away_and_says_which(nest: Nest) -> None:
+    nest.start_all()
+    nest.kill("host-1")
+    with pytest.raises(HostUnavailable, match=r"host-1 .* 2 s.*operator=count"):
+        list(nest.run(0, "0", chunks(range(20), 10), wait_s=2.0))
+
+
+def test_two_attempts_at_once_apply_once_and_get_the_same_rows(nest: Nest) -> None:
+    nest.start_all()
+    both = threading.Barrier(2)
+    got: dict[int, list[tuple[int, int, int]]] = {}
+
+    def attempt(number: int, size: int) -> None:
+        def fed() -> Iterator[pa.RecordBatch]:
+            for chunk in chunks(range(400), size):
+                if not both.broken:
+                    both.wait(30)
+                yield chunk
+            both.abort()
+
+        try:
+            got[number] = triples(list(nest.run(0, "0", fed())))
+        except threading.BrokenBarrierError:
+            got[number] = triples(list(nest.run(0, "0", chunks(range(400), size))))
+
+    threads = [threading.Thread(target=attempt, args=pair) for pair in ((1, 40), (2, 25))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert_exact(got[1], truth(range(400)))
+    assert got[1] == got[2]
+    assert nest.state(committed_batch=0) == truth(range(400))
+
+
+def test_an_attempt_that_stopped_half_way_is_completed_by_the_next(nest: Nest) -> None:
+    nest.start_all()
+    first = nest.run(0, "0", chunks(range(200), 10))
+    began = triples([next(first) for _ in range(30)])
+    first.close()
+    second = triples(list(nest.run(0, "0", chunks(range(200), 33))))
+    assert second[:30] == began
+    assert_exact(second, truth(range(200)))
+    assert nest.state(committed_batch=0) == truth(range(200))
+
+
+def test_a_killed_host_answers_a_repeated_attempt_from_its_changelog(nest: Nest) -> None:
+    nest.start_all()
+    first = triples(list(nest.run(0, "0", chunks(range(100), 20))))
+    for host in nest.routing.hosts:
+        nest.kill(host)
+    nest.start_all()
+    assert triples(list(nest.run(0, "0", chunks(range(100), 30)))) == first
+    assert_exact(first, truth(range(100)))
+    assert nest.state(committed_batch=0) == truth(range(100))
+
+
+def test_rows_that_come_again_in_another_order_are_refused(nest: Nest) -> None:
+    nest.start_all()
+    list(nest.run(0, "0", [rows(range(20))]))
+    with pytest.raises(NotReplayable, match="another key"):
+        list(nest.run(0, "0", [rows(range(1, 21))]))
+    with pytest.raises(NotReplayable, match="had 20 rows before and has 19"):
+        list(nest.run(0, "0", [rows(range(19))]))
+    assert nest.state(committed_batch=0) == truth(range(20))
+
+
+def test_an_older_run_is_fenced_by_a_newer_one(nest: Nest) -> None:
+    nest.start_all()
+    zombie = nest.run(0, "0", chunks(range(200), 10))
+    began = triples([next(zombie) for _ in range(20)])
+    nest.runs = {"run-2"}
+    replayed = triples(list(nest.run(0, "0", chunks(range(200), 50), run="run-2")))
+    assert replayed[:20] == began
+    with pytest.raises(StaleRun, match="run-1 was replaced by run run-2"):
+        list(zombie)
+    with pytest.raises(StaleRun):
+        list(nest.run(0, "0", chunks(range(200), 10), run="run-1"))
+    assert_exact(replayed, truth(range(200)))
+
+
+def test_an_older_run_stays_fenced_when_hosts_restart(nest: Nest) -> None:
+    nest.start_all()
+    list(nest.run(0, "0", [rows(range(20))]))
+    nest.runs = {"run-2"}
+    list(nest.run(0, "0", [rows(range(20))], run="run-2"))
+    for host in nest.routing.hosts:
+        nest.kill(host)
+    nest.start_all()
+    with pytest.raises(StaleRun):
+        list(nest.run(0, "0", [rows(range(20))], run="run-1"))
+
+
+def test_router_goes_on_with_the_successor_of_a_host_that_was_taken_for_dead(nest: Nest) -> None:
+    nest.start_all()
+
+    def fed() -> Iterator[pa.RecordBatch]:
+        yield from chunks(range(50), 10)
+        nest.start("host-0")  # the process before it lives on and still has the router's stream
+        yield from chunks(range(50, 100), 10)
+
+    outputs = triples(list(nest.run(0, "0", fed())))
+    assert_exact(outputs, truth(range(100)))
+    assert nest.state(committed_batch=0) == truth(range(100))
+
+
+def test_a_second_flock_on_the_checkpoint_fences_the_first_for_good(nest: Nest, tmp_path: Path) -> None:
+    nest.start_all()
+    older = nest.run(0, "0", chunks(range(200), 10))
+    began = triples([next(older) for _ in range(20)])
+    newer = Nest(nest.checkpoint)
+    try:
+        newer.runs = {"run-2"}
+        processes = [nest.process(host) for host in nest.routing.hosts]
+        newer.start_all()
+        with pytest.raises(StaleGeneration, match="opened again"):
+            list(older)
+        for process in processes:
+            process.wait(30)
+        comeback = nest.begin("host-0")
+        assert comeback.wait(30) != 0, "a host of the older flock does not take over again"
+        replayed = triples(list(newer.run(0, "0", chunks(range(200), 50), run="run-2")))
+        assert replayed[:20] == began
+        assert_exact(replayed, truth(range(200)))
+        with pytest.raises(StaleGeneration, match="opened again"):
+            list(nest.run(0, "0", chunks(range(200), 10)))
+    finally:
+        newer.close()
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def exchange(nest: Nest, host: str, command: bytes, token: str | None = None) -> Any:
+    lease = nest.lease(host)
+    assert lease is not None
+    client = flight.connect(f"grpc+tcp://{lease.address}")
+    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token or nest.token}".encode())], timeout=20)
+    return client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+
+
+def test_a_wrong_token_is_refused_on_every_path(nest: Nest) -> None:
+    nest.start_all()
+    client = nest.client("host-0", token="guessed")
+    with pytest.raises(WrongToken, match="does not accept this token"):
+        client.call("status")
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        list(client.fetch(operator=OPERATOR, committed_batch=0))
+    client.close()
+    with pytest.raises(WrongToken):
+        list(nest.run(0, "0", [rows(range(5))], token="guessed"))
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        flight.connect(f"grpc+tcp://{nest.controller.address}").do_action(flight.Action("definitions", b"")).__next__()
+    assert list(nest.run(0, "0", [rows(range(5))])), "the host still serves"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (b"\x00\xff", "readable header"),
+        (b"[1, 2]", "no kind"),
+        (b'{"v": 99, "kind": "exchange"}', "wire version 99"),
+        (wire.pack("exchange"), "'operator'"),
+        (wire.pack("exchange", operator=OPERATOR, query="q", run="r", batch="three", lane="0"), "'batch'"),
+        (wire.pack("exchange", operator=OPERATOR, query="q", run="r", batch=3), "'lane'"),
+    ],
+)
+def test_a_malformed_exchange_is_refused_by_name(nest: Nest, command: bytes, said: str) -> None:
+    nest.start("host-0")
+    writer, reader = exchange(nest, "host-0", command)
+    with pytest.raises((flight.FlightServerError, MalformedRequest), match=said):
+        writer.begin(INPUT)
+        wire.unpack(reader.read_chunk().app_metadata)
+    nest.client("host-0").call("status")
+
+
+def test_malformed_actions_rows_and_fetches_are_refused_by_name(nest: Nest) -> None:
+    nest.start("host-0")
+    client = nest.client("host-0")
+    with pytest.raises(MalformedRequest, match="unknown action 'dance'"):
+        client.call("dance")
+    with pytest.raises(MalformedRequest, match="'operator'"):
+        client.call("drop", operator=5)
+    with pytest.raises(MalformedRequest, match="'operator'"):
+        client.call("define")
+    with pytest.raises(flight.FlightServerError, match="GODWIT-MALFORMED-REQUEST"):
+        list(client.fetch(operator=None))
+    for note in (b"?", wire.pack("sing"), wire.pack("finish")):
+        writer, reader = exchange(
+            nest, "host-0", wire.pack("exchange", operator=OPERATOR, query="q", run="run-1", batch=0, lane="0")
+        )
+        writer.begin(INPUT)
+        assert wire.unpack(reader.read_chunk().app_metadata, "opened")
+        writer.write_metadata(note)
+        with pytest.raises(MalformedRequest):
+            wire.unpack(reader.read_chunk().app_metadata)
+    client.call("status")
+    client.close()
