@@ -42,7 +42,7 @@ class AverageSpeed(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._average = handle.getValueState("average", "mean double, n long")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         mean, n = self._average.get() or (0.0, 0)
         for row in rows:
             mean, n = (mean * n + row.speed) / (n + 1), n + 1

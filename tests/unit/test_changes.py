@@ -1,5 +1,7 @@
 """Change rows: what a batch of them holds, and which of them still matter."""
 
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 
@@ -164,6 +166,26 @@ def test_latest_takes_keys_of_several_columns_named_like_its_own():
         codec=codec,
     )
     assert [row[-1] for row in rows_of(latest(table, ["value", "op"]))] == [b"3", b"5", b"4"]
+
+
+@pytest.mark.parametrize(
+    ("of_type", "one", "other"),
+    [
+        (pa.bool_(), True, False),
+        (pa.int8(), 1, 2),
+        (pa.int16(), 1, 2),
+        (pa.int32(), 1, 2),
+        (pa.int64(), 1, 2),
+        (pa.float32(), 1.0, 2.0),
+        (pa.binary(), b"", b"x"),
+        (pa.decimal128(20, 2), Decimal("1.00"), Decimal("2.00")),
+    ],
+)
+def test_latest_takes_keys_of_every_stored_type(of_type, one, other):
+    codec = KeyCodec(pa.schema([("k", of_type)]))
+    puts = [((key,), 0, PUT, None, value) for key, value in ((one, b"1"), (other, b"2"), (None, b"3"), (one, b"4"))]
+    table = latest(table_of(*puts, codec=codec), ["k"])
+    assert [(row[0], row[-1]) for row in rows_of(table)] == [(one, b"4"), (other, b"2"), (None, b"3")]
 
 
 def test_latest_of_chunked_and_of_empty_tables():

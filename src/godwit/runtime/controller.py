@@ -118,4 +118,6 @@ class Controller:
 
 def operator_json(operator: Operator) -> dict[str, Any]:
     """An operator as hosts take it."""
-    return {"spec": operator.spec.to_dict(), "adapter": base64.b64encode(operator.adapter).decode()}
+    initial = {host: base64.b64encode(rows).decode() for host, rows in operator.initial.items()}
+    adapter = base64.b64encode(operator.adapter).decode()
+    return {"spec": operator.spec.to_dict(), "adapter": adapter, "initial": initial}

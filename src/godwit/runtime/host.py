@@ -31,7 +31,7 @@ from godwit.errors import (
     WorkLost,
 )
 from godwit.model.progress import BatchRef
-from godwit.runtime.instance import Instance, Work
+from godwit.runtime.instance import Instance, Part, Work
 from godwit.runtime.leases import Lease, check_owner, drop_lease, host_directory, write_lease, write_obituary
 from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.runtime.upkeep import Upkeep
@@ -208,7 +208,8 @@ class Host:
 
     def _define(self, item: dict[str, Any]) -> None:
         """Take up an operator's code: a fresh instance, or code for recovered state."""
-        operator = Operator(OperatorSpec.from_dict(item["spec"]), base64.b64decode(item["adapter"]))
+        initial = {host: base64.b64decode(rows) for host, rows in item["initial"].items() if host == self.config.host}
+        operator = Operator(OperatorSpec.from_dict(item["spec"]), base64.b64decode(item["adapter"]), initial)
         name = operator.spec.name
         with self._admin:
             self._operators[name] = operator
@@ -258,9 +259,18 @@ class Host:
                     self._drop(old)
             seat = Seat(self._fresh(name, operator.spec))
             seat.instance.attach(operator.spec, self._adapter(operator))
-            seat.lsn = self.log.append([seat.instance.define_part()])
+            parts = [seat.instance.define_part(), *self._initial_parts(operator, seat.instance)]
+            seat.lsn = self.log.append(parts)
             self._seats[name] = seat
             return seat
+
+    def _initial_parts(self, operator: Operator, instance: Instance) -> list[Part]:
+        if self.config.host not in operator.initial:
+            return []
+        table = pa.ipc.open_stream(operator.initial[self.config.host]).read_all().combine_chunks()
+        (batch,) = table.drop_columns([wire.HASH]).to_batches()
+        hashes = table.column(wire.HASH).to_numpy()
+        return instance.initialise("initial", batch, np.arange(len(batch)), hashes, self._clock_ms()).parts
 
     def _drop(self, name: str) -> None:
         seat = self._seats.pop(name)

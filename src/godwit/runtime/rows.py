@@ -37,7 +37,8 @@ class Rows:
     @cached_property
     def order(self) -> Index:
         """Row positions sorted by key, arrival order kept within each key."""
-        return np.argsort(self.codes, kind="stable").astype(np.int64)
+        codes = self.codes.astype(np.uint16) if len(self.keys) <= 1 << 16 else self.codes  # numpy radix-sorts 16 bits
+        return np.argsort(codes, kind="stable").astype(np.int64, copy=False)
 
     @cached_property
     def counts(self) -> Index:

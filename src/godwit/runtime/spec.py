@@ -103,10 +103,14 @@ class OperatorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A definition as it is shipped to hosts: the spec and the pickled adapter."""
+    """A definition as it is shipped to hosts: the spec and the pickled adapter.
+
+    Every evaluation of a batch DataFrame starts from `initial`: rows by host, an Arrow stream each.
+    """
 
     spec: OperatorSpec
     adapter: bytes = field(repr=False)
+    initial: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 def schema_text(schema: pa.Schema) -> str:

@@ -32,6 +32,7 @@ from godwit.spark.operators import (
     Definition,
     OperatorOptions,
     build,
+    by_owner,
     checked_name,
     current_task,
     hashed,
@@ -247,12 +248,15 @@ class Flock:
                 operator=definition.name,
             )
         operator = build(definition)
+        start = None if initial is None else hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
+        if start is not None and operator.spec.ephemeral:
+            operator = replace(operator, initial=by_owner(start, self._home.routing))
         self._check_kept(operator)
         self._admission.sources[definition.name] = _source_count(definition.frame, operator.spec.time_mode != "none")
         self._announce(operator)
         route = self._route(operator, numbering(definition))
-        if initial is not None and not self._home.initialised(definition.name):
-            self._initialise(operator, initial, route)
+        if start is not None and not operator.spec.ephemeral and not self._home.initialised(definition.name):
+            self._initialise(operator, start, route)
         return self._frame(definition, operator, route)
 
     def _check_open(self) -> None:
@@ -315,9 +319,8 @@ class Flock:
             rows = with_ticks(rows, ticks)
         return routed(rows, route, self._incarnation)
 
-    def _initialise(self, operator: Operator, initial: DataFrame | GroupedData, route: Route) -> None:
+    def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
         """Send the initial rows to hosts now, in a batch job of their own, before any batch of the stream."""
-        frame = hashed(initial_rows(initial, route.key_names), route.key_names)
         schema = input_schema(frame.drop(frame.columns[-1]))
         incarnation = self._incarnation
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 import cloudpickle
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -23,6 +24,7 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, StructField, Stru
 
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
+from godwit.model.routing import Routing
 from godwit.model.watermark import Policy
 from godwit.runtime.lanes import EXTRA
 from godwit.runtime.native import NativeAdapter, Processor
@@ -391,12 +393,32 @@ def current_task(incarnation: str) -> Task:
     return Task(BatchRef(query, run, int(batch)), lane)
 
 
-def initial_rows(initial: DataFrame | GroupedData, keys: tuple[str, ...]) -> DataFrame:
+def initial_rows(initial: DataFrame | GroupedData, key_schema: pa.Schema) -> DataFrame:
     """The rows behind `initialState`, which PySpark users give as a grouped DataFrame."""
     frame = initial._df if isinstance(initial, GroupedData) else initial
     if frame.isStreaming:
         raise DefinitionError("initialState must be a batch DataFrame")
-    missing = [key for key in keys if key not in frame.columns]
+    missing = [key for key in key_schema.names if key not in frame.columns]
     if missing:
         raise DefinitionError(f"initialState has no key column {missing[0]!r}", todo="Name key columns as in the input")
+    schema = input_schema(frame)
+    other = [key for key in key_schema if schema.field(key.name).type != key.type]
+    if other:
+        raise DefinitionError(
+            f"key column {other[0].name!r} of initialState is {schema.field(other[0].name).type}, not {other[0].type}",
+            todo="Cast it to the type it has in the input",
+        )
     return frame
+
+
+def by_owner(frame: DataFrame, routing: Routing) -> dict[str, bytes]:
+    """Hashed rows, collected and divided among hosts: an Arrow stream for each that gets any."""
+    table = frame.toArrow()
+    owner = np.array(routing.owners)[table.column(HASH).to_numpy() % len(routing.owners)]
+    found = {}
+    for position in np.unique(owner).tolist():
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, table.schema) as writer:
+            writer.write_table(table.take(np.flatnonzero(owner == position)))
+        found[routing.hosts[position]] = stream.getvalue().to_pybytes()
+    return found

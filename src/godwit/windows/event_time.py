@@ -31,7 +31,7 @@ from godwit.windows.window import WINDOW, Window
 
 WAITS: Final = "waits"  # whether a window of the key has still to close
 NEXT: Final = "next_end_us"  # when the next one does
-_SLOTS_MAX: Final = 16  # slots are rewritten with every row of the key: more of them cost more than they spare
+_SLOTS_MAX: Final = 24  # slots are rewritten with every row of the key: more of them cost more than they spare
 _FAR_US: Final = 2**62  # beyond any event time; keeps a watermark of "never" or "all" within 64 bits
 
 
@@ -66,8 +66,9 @@ class EventSliding(Window):
         self.allowed_lateness_ms = size_ms + lateness_ms
         self._size, self._slide, self._lateness = size_ms * 1_000, slide_ms * 1_000, lateness_ms * 1_000
         self._pane = math.gcd(size_ms, slide_ms) * 1_000
-        # The panes of a window and of the one being filled meanwhile; what is kept longer may lie in the map.
-        self._slots = min(self._size // self._pane + 1, _SLOTS_MAX)
+        # Panes of a window, some more that are filled until it closes, and those that late rows may change.
+        count = self._size // self._pane
+        self._slots = min(count + count // 4 + 1 - -self._lateness // self._pane, _SLOTS_MAX)
         self._offset = duration_ms(start_time, "start_time", zero_allowed=True) * 1_000 % self._slide
 
     def process(self, rows: Rows, state: States, times: Times) -> Outputs | None:
