@@ -1,10 +1,40 @@
-"""Godwit: resident keyed state for PySpark Structured Streaming, exactly once and in order."""
+"""Godwit: resident keyed state for PySpark Structured Streaming, exactly once and in order.
 
-from godwit import errors, windows
-from godwit.errors import GodwitError
-from godwit.runtime.native import Processor
-from godwit.runtime.rows import Outputs, Rows, Times
-from godwit.spark.flock import Flock
+The public names are loaded when they are first used: a host that has just been started again after a failure should not spend
+its first half second on modules that only the driver needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from godwit import errors, windows
+    from godwit.errors import GodwitError
+    from godwit.runtime.native import Processor
+    from godwit.runtime.rows import Outputs, Rows, Times
+    from godwit.spark.flock import Flock
 
 __version__ = "0.1.0"
 __all__ = ["Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "windows"]
+
+_HOMES = {
+    "Flock": "godwit.spark.flock",
+    "GodwitError": "godwit.errors",
+    "Outputs": "godwit.runtime.rows",
+    "Processor": "godwit.runtime.native",
+    "Rows": "godwit.runtime.rows",
+    "Times": "godwit.runtime.rows",
+    "errors": "godwit.errors",
+    "windows": "godwit.windows",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'godwit' has no attribute {name!r}")
+    module = import_module(_HOMES[name])
+    return module if name in ("errors", "windows") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -34,6 +34,8 @@ SESSIONS: list[Table] = [
     [("f", at(60), "1"), ("a", at(24), "3"), ("b", at(20), "late or not")],
     [("a", at(49.9), "late or not"), ("g", at(50.0001), "just in time"), ("f", at(61), "2")],
     [("h", at(200), "1"), ("h", at(100), "2")],
+    # A timer that is set by a timer and is due at once fires in the next batch; Spark makes none for it alone.
+    [("i", at(201), "1")],
 ]
 
 
@@ -257,7 +259,7 @@ def test_event_time_windows_are_those_of_spark(
         with engines.spark_settings():
             seen.append(stepwise(engines, frame, feed, MEASURES) if step_by_step else engines.run(frame))
     expected, given = seen
-    assert len(expected.rows) > 8
+    assert len(expected.rows) > 6
     assert sorted(repr(tuple(row)) for _, row in given.rows) == sorted(repr(tuple(row)) for _, row in expected.rows)
 
 

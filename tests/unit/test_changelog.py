@@ -378,6 +378,30 @@ def test_frame_already_synced_is_not_synced_again(opened: Open, monkeypatch: pyt
     assert names == []
 
 
+def test_segment_stays_open_while_it_is_being_synced(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = opened("disk")
+    lsn = write(log, [state(1)])
+    reached, proceed, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def held(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        reached.set()
+        assert proceed.wait(20)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", held)
+    with ThreadPoolExecutor(2) as pool:
+        sync = pool.submit(log.sync, lsn)
+        assert reached.wait(20)
+        rotate = pool.submit(log.rotate)
+        with pytest.raises(TimeoutError):
+            rotate.result(0.3)
+        proceed.set()
+        sync.result(20)
+        rotate.result(20)
+    assert numbers(opened()[1]) == [1]
+
+
 def test_process_durability_never_syncs(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = opened("process")
     names = fsynced(monkeypatch)
@@ -699,6 +723,8 @@ def test_killed_writer_keeps_all_that_it_flushed(directory: Path, opened: Open, 
             said = [process.stdout.readline() for _ in range(100)]
             process.send_signal(signal.SIGKILL)
             said += process.stdout.readlines()
+            assert process.stderr is not None
+            assert said[0], process.stderr.read()
         lsn, number = map(int, [line for line in said if line.endswith("\n")][-1].split())
         log, recovered = opened(durability)
         found = numbers(recovered)
@@ -712,7 +738,7 @@ def test_running_writer_is_fenced_by_a_second_process(directory: Path, opened: O
     with start(WRITER, str(directory), "process") as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.readline()
+        assert process.stdout.readline(), process.stderr.read()
         log, recovered = opened()  # while the other one is writing as fast as it can
         said = process.stdout.readlines()
         assert "StaleGeneration" in process.stderr.read()

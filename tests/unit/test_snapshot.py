@@ -163,6 +163,17 @@ def test_state_after_a_batch_that_is_not_settled_stays_after_it(host: Host) -> N
     assert applied(host.reopen()) == {"a": {(1, 0, None): b"four"}}
 
 
+def test_state_carried_before_merged_rows_stays_before_them(host: Host) -> None:
+    host.write([define("a"), put("a", 1, BIG)])
+    host.compact({"a": 1})
+    host.write([put("a", 9, {1: "nine"})])
+    host.compact({"a": 6})
+    host.write([put("a", 8, {1: "eight"})])
+    host.compact({"a": 8})
+    assert len(host.names("snap")) == 2
+    assert applied(host.reopen())["a"][1, 0, None] == b"eight"
+
+
 def test_settled_ledger_is_dropped_whatever_stands_before_it(host: Host) -> None:
     host.write([define("a"), ledger("a", 1)], [ledger("a", 3), ledger("a", 2)])
     host.compact({"a": 2})
@@ -364,7 +375,7 @@ def test_number_of_slices_may_grow_and_shrink(tmp_path: Path) -> None:
     counts = []
     for batch, slice_bytes in enumerate([4 << 20, 40_000, 4000, 80_000, 4 << 20], 1):
         # Each delta has more than half the bytes of what is there, so that all is merged every time.
-        host.write([put("a", batch, dict.fromkeys(range(0, 500, batch), f"{batch}" * 50 * 2 ** batch))])
+        host.write([put("a", batch, dict.fromkeys(range(0, 500, batch), f"{batch}" * 50 * 2**batch))])
         host.options = {"slice_bytes": slice_bytes}
         host.compact({"a": batch})
         [parts] = host.snapshot_parts()

@@ -438,7 +438,8 @@ class Host:
         if seat is None:
             return {"due": False}
         with seat.lock:
-            return {"due": seat.instance.timers_due(self._clock_ms())}
+            now_ms = self._clock_ms()
+            return {"due": seat.instance.timers_due(min(now_ms, request.get("until_ms") or now_ms))}
 
     def _action_drop(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._admin:

@@ -117,8 +117,6 @@ class Link:
             raise HostUnavailable(
                 f"{self.host} broke the connection {self._breaks} times without an answer: {error}", host=self.host
             )
-        if isinstance(error, flight.FlightUnauthenticatedError):
-            raise wrong_token(self._lease.address if self._lease else self.host) from error
         if self._lease is not None:
             reason = read_obituary(self._directory, self._lease.generation)
             if reason is not None:
@@ -162,6 +160,8 @@ class Link:
 
     def _read(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
         message = self._inbox.get()
+        if isinstance(message, flight.FlightUnauthenticatedError):
+            raise wrong_token(self._lease.address if self._lease else self.host) from message
         if isinstance(message, BaseException):
             raise message
         return wire.unpack(message.app_metadata, kind), message.data
@@ -171,12 +171,12 @@ class Link:
         self.send(wire.pack("finish", rows=rows, event_max_ms=event_max_ms, answered=answered), None)
 
     def close(self) -> None:
-        if self._client is not None:
+        if self._client is not None and self._writer is not None:
             try:
                 self._writer.done_writing()
                 self._writer.close()
-            except GONE:
-                pass
+            except (*GONE, flight.FlightError, pa.ArrowInvalid):
+                pass  # what the host had to say has been read
         self._close_client()
 
     def _close_client(self) -> None:

@@ -112,7 +112,7 @@ class Packer:
         fixed = self._codec.dtype is not None
         self.dtypes = {field.name: _numpy_type(field.type, fixed) for field in schema}
         self._dtype = None if self._codec.dtype is None else self._gathered(self._codec.dtype)
-        self._zero = b"" if self._dtype is None else bytes(self._dtype.itemsize)
+        self._zero = self.pack(self.zeros(1), 1)[0]
 
     def zeros(self, count: int) -> Columns:
         return {name: zeros(self._shape(name, count), dtype) for name, dtype in self.dtypes.items()}
@@ -120,21 +120,37 @@ class Packer:
     def unpack(self, payloads: Sequence[bytes | None]) -> Columns:
         if self._dtype is None:
             return self._unpack_each(payloads)
-        try:
-            data = b"".join(cast(Sequence[bytes], payloads))  # the common case, all present, is one call
-        except TypeError:
-            data = b"".join([self._zero if payload is None else payload for payload in payloads])
-        records = np.frombuffer(data, self._dtype)
+        records = np.frombuffer(self._joined(payloads), self._dtype)
         return {name: records[name].astype(dtype) for name, dtype in self.dtypes.items()}
 
     def pack(self, columns: Columns, count: int) -> list[bytes]:
         if self._dtype is None:
             parts = [columns[name].reshape(count, n or 1).T.tolist() for name, n in self._counts.items()]
             return [self._codec.encode(values) for values in zip(*chain.from_iterable(parts), strict=True)]
+        return _payloads(self._records(columns, count))
+
+    def pack_changed(self, columns: Columns, before: Sequence[bytes | None]) -> tuple[list[int], list[bytes]]:
+        """The positions where the columns are not what was unpacked from `before`, and the payloads there."""
+        if self._dtype is None:
+            packed = self.pack(columns, len(before))
+            changed = [i for i, old in enumerate(before) if packed[i] != (self._zero if old is None else old)]
+            return changed, [packed[i] for i in changed]
+        records = self._records(columns, len(before))
+        old = np.frombuffer(self._joined(before), np.uint8).reshape(len(before), self._dtype.itemsize)
+        where = np.flatnonzero((records.view(np.uint8).reshape(old.shape) != old).any(axis=1))
+        return where.tolist(), _payloads(records if len(where) == len(records) else records[where])
+
+    def _joined(self, payloads: Sequence[bytes | None]) -> bytes:
+        try:
+            return b"".join(cast(Sequence[bytes], payloads))  # the common case, all present, is one call
+        except TypeError:
+            return b"".join([self._zero if payload is None else payload for payload in payloads])
+
+    def _records(self, columns: Columns, count: int) -> Array:
         records = np.zeros(count, self._dtype)
         for name in self.dtypes:
             records[name] = columns[name]
-        return cast(list[bytes], records.view(f"V{self._dtype.itemsize}").tolist())
+        return records
 
     def _unpack_each(self, payloads: Sequence[bytes | None]) -> Columns:
         columns = self.zeros(len(payloads))
@@ -163,6 +179,10 @@ class Packer:
                 "itemsize": flat.itemsize,
             }
         )
+
+
+def _payloads(records: Array) -> list[bytes]:
+    return cast(list[bytes], records.view(f"V{records.dtype.itemsize}").tolist())
 
 
 def _element_count(kind: pa.DataType) -> int | None:
@@ -237,18 +257,15 @@ class States:
     def flush(self, variables: Sequence[Variable], keep_new: bool) -> None:
         """Write what changed. `keep_new`: a key met for the first time is kept even if its state is zero."""
         if self._loaded is not None and self._packer is not None:
-            packed = self._packer.pack(self._columns, len(self.keys))
-            before = self._loaded
-            if not keep_new:
-                zero = self._packer.pack(self._packer.zeros(1), 1)[0]
-                before = [zero if payload is None else payload for payload in before]
-            changed = [i for i, (new, old) in enumerate(zip(packed, before, strict=True)) if new != old]
+            if keep_new and None in self._loaded:
+                where, payloads = list(range(len(self.keys))), self._packer.pack(self._columns, len(self.keys))
+            else:
+                where, payloads = self._packer.pack_changed(self._columns, self._loaded)
             if self._gone.any():
-                changed = [i for i in changed if not self._gone[i]]
-            if len(changed) == len(packed):
-                self.keyed.value_put_many(0, self.keys, packed)
-            elif changed:
-                self.keyed.value_put_many(0, [self.keys[i] for i in changed], [packed[i] for i in changed])
+                stay = [i for i, position in enumerate(where) if not self._gone[position]]
+                where, payloads = [where[i] for i in stay], [payloads[i] for i in stay]
+            keys = self.keys if len(where) == len(self.keys) else [self.keys[i] for i in where]
+            self.keyed.value_put_many(0, keys, payloads)
         for position in np.flatnonzero(self._gone).tolist():
             _clear(self.keyed, variables, self.keys[position])
 

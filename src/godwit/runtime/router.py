@@ -75,7 +75,7 @@ class Router:
         self._row_count += len(window.rows)
         hashes = window.hashes
         numbered = pa.RecordBatch.from_arrays(
-            [*window.batch.columns, pa.array(window.rows), pa.array(hashes)], schema=schema
+            [*_as(window.batch, schema), pa.array(window.rows), pa.array(hashes)], schema=schema
         )
         note = wire.pack("rows", lane=window.lane)
         asked = []
@@ -130,6 +130,11 @@ class Router:
             link.finish(rows, self._event_max_ms)
         for link in self._links:
             link.receive("finished")
+
+
+def _as(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array[Any]]:
+    """The columns in the types hosts expect; Spark may be set to give strings as large strings."""
+    return [column.cast(schema.field(at).type) for at, column in enumerate(batch.columns)]
 
 
 def _newest(times: pa.Array[Any]) -> int:

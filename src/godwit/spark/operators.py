@@ -228,8 +228,8 @@ def session_zone(frame: DataFrame) -> str:
 
 
 def _event_time(frame: DataFrame, time_mode: TimeMode) -> tuple[str | None, int]:
-    """The watermark that `withWatermark` put on a column."""
-    if time_mode != "eventTime":
+    """The watermark that `withWatermark` put on a column; Spark takes it off batch DataFrames, which need none."""
+    if time_mode != "eventTime" or not frame.isStreaming:
         return None, 0
     marked = [field for field in frame.schema.fields if _DELAY in (field.metadata or {})]
     if len(marked) != 1:

@@ -144,8 +144,7 @@ def sweep(directory: Path, manifest: Manifest) -> None:
     Claims go last and oldest first (see `Fence.down`). A file that cannot be removed stays until the next
     sweep: it is in nobody's way.
     """
-    if Fence(directory, manifest.generation).down():
-        return
+    Fence(directory, manifest.generation).check()
     names = [name for name in list_names(directory) if name.generation <= manifest.generation]
     unused = [name for name in names if not manifest.names(name)]
     for name in sorted(unused, key=lambda name: (name.kind == "claim", name)):

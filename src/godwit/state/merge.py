@@ -66,28 +66,24 @@ class Share:
     pieces: list[Piece] = field(default_factory=list)
 
     def divide(self, settled: int | None) -> tuple[list[Piece], list[Piece]]:
-        """(to be merged, to be carried). Merged rows go first, so only a prefix of the state parts may be.
+        """(to be merged, to be carried). Merged rows go first, so state after carried state is carried too.
 
-        Rows that were merged before were settled then, and whatever stands before them was too.
+        Rows that were merged before were settled then, whatever is said now.
         """
-        merged_before = [at for at, piece in enumerate(self.pieces) if piece.slice]
-        known = [self.pieces[at].info["batch"] for at in merged_before]
-        limit = max([*known, *([] if settled is None else [settled])], default=None)
-        prefix = max(merged_before, default=-1)
-        marks = [at for at, piece in enumerate(self.pieces) if piece.info["kind"] == "mark"]
+        merged_before = [piece.info["batch"] for piece in self.pieces if piece.slice]
+        limit = max([*merged_before, *([] if settled is None else [settled])], default=None)
+        newest_mark = max((at for at, p in enumerate(self.pieces) if p.info["kind"] == "mark"), default=None)
         merged: list[Piece] = []
         carried: list[Piece] = []
         held_back = False
         for at, piece in enumerate(self.pieces):
             kind = piece.info["kind"]
             over = limit is not None and piece.info.get("batch", limit + 1) <= limit
-            if kind == "state" and (at <= prefix or (over and not held_back)):
+            if kind == "state" and over and not held_back:
                 merged.append(piece)
-                continue
-            held_back = held_back or kind == "state"
-            if (kind == "ledger" and over) or (kind == "mark" and at != marks[-1]):
-                continue
-            carried.append(piece)
+            elif not (kind == "ledger" and over) and not (kind == "mark" and at != newest_mark):
+                carried.append(piece)
+                held_back = held_back or kind == "state"
         return merged, carried
 
 

@@ -100,16 +100,14 @@ def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recove
     except OSError as error:
         raise unusable("create", directory, error) from error
     generation = claim(directory)
-    fence = Fence(directory, generation)
     try:
         manifest, next_lsn = _succeed(directory, generation)
         if durability == "disk":
             _sync(directory, manifest)
         write_manifest(directory, manifest)
     except GodwitError:
-        fence.check()  # a still newer generation may have removed what is missing
+        Fence(directory, generation).check()  # a still newer one may have removed what is missing
         raise
-    fence.check()
     sweep(directory, manifest)
     return manifest, Recovered(directory, manifest, next_lsn)
 

@@ -152,7 +152,6 @@ class Compactor:
     def _put_in_place(self, directory: Path, manifest: Manifest) -> None:
         write_manifest(directory, manifest)
         self._on_step("manifest replaced")
-        Fence(directory, self._generation).check()
         sweep(directory, manifest)
         self._on_step("old files removed")
 

@@ -1,0 +1,153 @@
+"""Writes the figures in README and docs from the raw results; with --check it only tells whether they are up to date."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import newest
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
+NAMES = {
+    "copy": "`mapInArrow` that only copies",
+    "spark-pandas": "Spark `transformWithStateInPandas` (RocksDB)",
+    "spark-sql": "Spark SQL streaming aggregation (RocksDB)",
+    "godwit-unchanged": "Godwit, the same StatefulProcessor",
+    "godwit-native": "Godwit, native processor",
+}
+
+
+def throughput() -> dict[tuple[str, int], list[dict[str, Any]]]:
+    cells: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in newest("throughput"):
+        if row["way"] != "memory":
+            cells[row["way"], row["batch_rows"]].append(row)
+    return cells
+
+
+def middle(rows: list[dict[str, Any]], field: str) -> float:
+    return statistics.median(row[field] for row in rows)
+
+
+def spread(rows: list[dict[str, Any]], field: str) -> str:
+    values = sorted(row[field] for row in rows)
+    return f"{values[0]:,.0f}-{values[-1]:,.0f}"
+
+
+def throughput_table() -> list[str]:
+    cells = throughput()
+    lines = ["| way | rows a batch | batch, ms (spread) | rows/s (spread) |", "|---|---|---|---|"]
+    for (way, size), rows in sorted(cells.items(), key=lambda cell: (cell[0][1], list(NAMES).index(cell[0][0]))):
+        lines.append(
+            f"| {NAMES[way]} | {size:,} | {middle(rows, 'batch_ms'):,.0f} ({spread(rows, 'batch_ms')}) | "
+            f"{middle(rows, 'rows_per_second'):,.0f} ({spread(rows, 'rows_per_second')}) |"
+        )
+    return lines
+
+
+def best_rate(way: str) -> float:
+    rates = [middle(rows, "rows_per_second") for (name, _), rows in throughput().items() if name == way]
+    return max(rates, default=float("nan"))
+
+
+def ratios() -> list[str]:
+    """What the figures are for: the same run, so that the machine cancels out."""
+    cells = throughput()
+    small = min(size for _, size in cells)
+    copy = middle(cells["copy", small], "batch_ms")
+    pandas = best_rate("spark-pandas")
+    native, unchanged = best_rate("godwit-native"), best_rate("godwit-unchanged")
+    lines = [
+        f"- unchanged processor: **{unchanged / pandas:,.0f} times** Spark's Python state API in rows/s (aim: 10)",
+        f"- native processor: **{native / pandas:,.0f} times** Spark's Python state API (aim: 40), "
+        f"**{native / best_rate('spark-sql'):,.1f} times** Spark SQL's aggregation in the JVM (aim: ahead of it)",
+    ]
+    for way in ("godwit-native", "godwit-unchanged"):
+        ratio = middle(cells[way, small], "batch_ms") / copy
+        lines.append(f"- a batch of {small} rows, {NAMES[way]}: {ratio:.2f} times the copying `mapInArrow` (aim: 1.25)")
+    return lines + memory_lines()
+
+
+def memory_lines() -> list[str]:
+    return [
+        f"- {row['keys'] / 1e6:.0f} M keys x {row['value_bytes']} B on one host: {row['host_bytes'] / 1e6:,.0f} MB of process "
+        f"memory, {row['bytes_per_key']:.0f} B a key (aim: under 1 GB)"
+        for row in newest("throughput")
+        if row["way"] == "memory"
+    ]
+
+
+def recovery_lines() -> list[str]:
+    sizes: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in newest("recovery"):
+        sizes[row["state_mb"]].append(row)
+    lines = ["| state, MB | killed host serves again after, s (spread) | of which loading, s | loading, MB/s |", "|---|---|---|---|"]
+    for size, rows in sorted(sizes.items()):
+        away = sorted(row["away_s"] for row in rows)
+        lines.append(
+            f"| {size} | {statistics.median(away):.2f} ({away[0]:.2f}-{away[-1]:.2f}) | {middle(rows, 'load_s'):.2f} | "
+            f"{middle(rows, 'load_mb_per_second'):,.0f} |"
+        )
+    return lines
+
+
+def measured_on(name: str) -> str:
+    row = newest(name)[0]
+    machine = row["machine"]
+    return f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB, commit {row['commit']}, run {row['run']}"
+
+
+def page() -> str:
+    parts = [
+        "# Benchmarks",
+        "",
+        "Made by `make bench-throughput` and `make bench-recovery` (raw results in `benchmarks/results/`), written by",
+        "`python -m benchmarks.report`. Other machines give other figures; ratios within a run are what carries over.",
+        "",
+        "## Key-count: rows a second and batch latency",
+        f"Measured on {measured_on('throughput')}. 10,000 keys, 2 partitions, 2 hosts, noop sink, one output row per input row",
+        "(Spark SQL: one per changed key). Spark's Python state API is measured with at most 10,000 rows a batch: more take minutes.",
+        "",
+        *throughput_table(),
+        "",
+        *ratios(),
+        "",
+        "## Recovery of a killed host",
+        f"Measured on {measured_on('recovery')}. One host, values of 1,000 B, SIGKILL until the next generation serves.",
+        "",
+        *recovery_lines(),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def readme() -> str:
+    text = (ROOT / "README.md").read_text()
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    cores = newest("throughput")[0]["machine"]["cores"]
+    block = "\n".join([f"Key-count on {cores} cores, all in one run ([all figures](docs/benchmarks.md)):", "", *ratios()])
+    return f"{head}{BEGIN}\n{block}\n{END}{tail}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="do not write, fail when something would change")
+    check = parser.parse_args().check
+    stale = []
+    for path, text in ((ROOT / "docs/benchmarks.md", page()), (ROOT / "README.md", readme())):
+        if not path.exists() or path.read_text() != text:
+            stale.append(path.name)
+            if not check:
+                path.write_text(text)
+    print(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""A whole application in a process of its own, to be killed: key-count into files by batch id.
+
+Run as `python -m tests.faults.driver <config.json>`; the configuration is `App`. It can kill or fail itself at named points,
+each once, and says how far it is in files, so that whoever watches it needs no clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+import godwit
+from tests.spark.flocks import OPERATOR, Count, Files, KeyCount, drain, start, state_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class App:
+    """What to run, where, and which faults to meet. `die` is point -> batch, for the driver itself."""
+
+    folder: str
+    name: str = "app"
+    rows: int = 1200
+    keys: int = 40
+    per_batch: int = 300
+    lanes: int = 2
+    hosts: int = 2
+    master: str = "local[6]"
+    conf: dict[str, str] = field(default_factory=dict)
+    die: dict[str, int] = field(default_factory=dict)
+    fail_tasks: bool = False
+    stay: bool = False  # do not close the flock at the end, wait to be ended
+    memory_max_bytes: int | None = None
+    temp: str | None = None
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+    @property
+    def counted(self) -> KeyCount:
+        return KeyCount(self.rows, self.keys, self.per_batch, self.lanes)
+
+    @property
+    def sink(self) -> Files:
+        return Files(self.path / "out")
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        """Start it. What it logs is in <name>.log."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        config = self.path / f"{self.name}.json"
+        config.write_text(json.dumps(asdict(self)))
+        env = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        }
+        if self.temp is not None:
+            env["TMPDIR"] = self.temp
+        with (self.path / f"{self.name}.log").open("ab") as log:
+            return subprocess.Popen([sys.executable, "-m", "tests.faults.driver", str(config)], stdout=log, stderr=log, env=env)
+
+    def run(self, timeout_s: float = 240.0) -> int:
+        """Start it and wait for its end, whatever that is."""
+        process = self.begin()
+        try:
+            return process.wait(timeout_s)
+        finally:
+            process.kill()
+            process.wait()
+
+    def log(self) -> str:
+        return (self.path / f"{self.name}.log").read_text()
+
+    def says(self, what: str) -> Any:
+        """What the application wrote down under a name, None if it has not."""
+        path = self.path / f"{self.name}.{what}"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def say(self, what: str, value: Any) -> None:
+        partial = self.path / f"{self.name}.{what}.partial"
+        partial.write_text(json.dumps(value))
+        partial.replace(self.path / f"{self.name}.{what}")
+
+
+def once(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def strike(app: App, point: str, batch: int) -> None:
+    if app.die.get(point) == batch and once(app.path / f"died-{point}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillsDriver(Count):
+    """Kills the driver from inside a host, with rows of a chunk worked on and not yet merged."""
+
+    def __init__(self, folder: Path, driver: int, at_row: int) -> None:
+        self.folder = folder
+        self.driver = driver
+        self.at_row = at_row
+
+    def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> godwit.Outputs:
+        outputs = super().process(rows, state, times)
+        if (rows.batch.column("n").to_numpy() >= self.at_row).any() and once(self.folder / "died-working"):
+            os.kill(self.driver, signal.SIGKILL)
+        return outputs
+
+
+def failing_once(folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Downstream of the operator: every task of every batch throws in its first attempt, half-way."""
+
+    def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:
+            yield batch.slice(0, len(batch) // 2)
+            if context.attemptNumber() == 0:
+                (folder / f"failed-{context.stageId()}-{context.partitionId()}").touch()
+                raise RuntimeError("first attempts fail here")
+            yield batch.slice(len(batch) // 2)
+
+    return body
+
+
+def main(app: App) -> None:
+    app.say("pid", os.getpid())
+    builder = SparkSession.builder.master(app.master).appName(app.name)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(app.path / "warehouse"),
+        **app.conf,
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    sink = app.sink
+
+    def write(frame: DataFrame, batch: int) -> None:
+        strike(app, "planned", batch)
+        rows = frame.collect()
+        strike(app, "evaluated", batch)
+        sink.write(batch, rows)
+        app.say("batch", batch)
+        strike(app, "written", batch)
+
+    flock = godwit.Flock(
+        spark, hosts=app.hosts, checkpoint=app.path / "godwit", memory_max_bytes=app.memory_max_bytes
+    )
+    app.say("hosts", {host: found["address"] for host, found in flock.status()["hosts"].items()})
+    processor = KillsDriver(app.path, os.getpid(), app.die["working"]) if "working" in app.die else Count()
+    processor_name = type(processor)
+    processor_name.__qualname__ = "Count"  # the same definition with and without the fault
+    counts = flock.process(app.counted.stream(spark), "key", processor, name=OPERATOR)
+    if app.fail_tasks:
+        counts = counts.mapInArrow(failing_once(app.path), counts.schema)
+    query = start(counts, write, app.path / "spark")
+    try:
+        drain(query)
+        app.say("state", sorted(state_of(flock).items()))
+        app.say("status", flock.status())
+        if app.stay:
+            signal.pause()
+    except BaseException as error:
+        app.say("error", f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        flock.close()
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(App(**json.loads(Path(sys.argv[1]).read_text())))

@@ -1,0 +1,68 @@
+"""The whole application killed with SIGKILL at named points and started again from both checkpoints; tasks that fail."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.driver import App
+from tests.spark.flocks import assert_exact
+
+pytestmark = pytest.mark.faults
+KILLED = -signal.SIGKILL
+
+
+def assert_whole(app: App) -> None:
+    """Output and state are those of a run without any fault."""
+    truth = app.counted.truth()
+    assert_exact(app.sink.rows(), truth)
+    assert dict(app.says("state")) == truth
+
+
+def test_application_killed_in_the_middle_of_a_batch_goes_on_exactly(tmp_path: Path) -> None:
+    """Once with rows half worked on in a host, once with the output written and Spark's commit missing."""
+    app = App(str(tmp_path), die={"working": 500, "written": 2})
+    assert app.run() == KILLED, app.log()
+    assert app.sink.batches() == [0]
+    assert app.run() == KILLED, app.log()
+    assert app.sink.batches() == [0, 1, 2]
+    assert app.run() == 0, app.log()
+    assert_whole(app)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("batch", [0, 2])
+def test_application_killed_at_every_step_of_a_batch(tmp_path: Path, batch: int) -> None:
+    """Offsets logged but nothing run; all applied but nothing written; all written but not committed."""
+    points = ("planned", "evaluated", "written")
+    app = App(str(tmp_path), die=dict.fromkeys(points, batch), master="local[4]")
+    for _ in points:
+        assert app.run() == KILLED, app.log()
+    assert app.run() == 0, app.log()
+    assert_whole(app)
+
+
+def test_tasks_that_fail_once_behind_the_operator_are_repeated_exactly(tmp_path: Path) -> None:
+    app = App(str(tmp_path), master="local[6,4]", fail_tasks=True, rows=900)
+    assert app.run() == 0, app.log()
+    assert_whole(app)
+    assert len(list(tmp_path.glob("failed-*"))) >= 6, "both lanes failed in all three batches"
+    assert app.says("status")["operators"]["count"]["replayed"] > 0
+
+
+@pytest.mark.long
+def test_speculative_copies_of_tasks_change_state_once(tmp_path: Path) -> None:
+    """One lane is slow by itself, so Spark starts a second attempt of it beside the first."""
+    conf = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+    }
+    app = App(str(tmp_path), master="local-cluster[2,4,1024]", conf=conf, rows=1200, lanes=4)
+    assert app.run() == 0, app.log()
+    assert_whole(app)
