@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from benchmarks import report
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +38,7 @@ def test_the_readme_example_gives_what_it_promises() -> None:
     snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     definitions = snippet.split("spark = ")[0]
     names: dict[str, type] = {}
-    exec(compile(definitions, "README.md", "exec"), names)  # noqa: S102
+    exec(compile(definitions, "README.md", "exec"), names)
     tester = Tester(names["AverageSpeed"](), "car string, speed double", "car", "car string, mean double, n long")
     rows = [{"car": "a", "speed": 40.0}, {"car": "b", "speed": 10.0}, {"car": "a", "speed": 60.0}]
     assert {"car": "a", "mean": 50.0, "n": 2} in tester.process(rows)

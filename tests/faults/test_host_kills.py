@@ -8,7 +8,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 import godwit
-from godwit.spark import hosting
 from tests.faults.kills import POINTS, KilledCount
 from tests.spark.flocks import (
     OPERATOR,
@@ -24,11 +23,6 @@ from tests.spark.flocks import (
 )
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture(autouse=True)
-def many_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosting, "RESTARTS_MAX", 100)
 
 
 def test_both_hosts_killed_at_every_named_point(spark: SparkSession, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ steps = st.one_of(
     st.tuples(st.just("list_append"), lists, keys, elements),
     st.tuples(st.just("list_clear"), lists, keys),
     st.tuples(st.just("map_put"), maps, keys, subs, payloads),
-    st.tuples(st.just("map_put"), maps, keys, subs, payloads),
+    st.tuples(st.just("map_put_again"), maps, keys, subs, payloads),
     st.tuples(st.just("map_remove"), maps, keys, subs),
     st.tuples(st.just("map_clear"), maps, keys),
     st.tuples(st.just("timer_put"), keys, times),
@@ -157,6 +157,10 @@ class KeyedStateModel(RuleBasedStateMachine):
             del entries[sub]
         entries[sub] = self.stamped(var, payload)
 
+    def map_put_again(self, var, key, sub, payload):
+        self.map_remove(var, key, sub)
+        self.map_put(var, key, sub, payload)
+
     def map_remove(self, var, key, sub):
         self.state.map_remove(var, key, sub)
         self.staged.maps.get((var, key), {}).pop(sub, None)
@@ -175,20 +179,20 @@ class KeyedStateModel(RuleBasedStateMachine):
 
     # What an instance does
 
-    @rule(chunk=st.lists(steps, min_size=1, max_size=12), fails=st.sampled_from([False, False, False, True]))
-    def process(self, chunk, fails):
+    @rule(
+        chunk=st.lists(steps, min_size=2, max_size=12), end=st.sampled_from(["commit", "commit", "settle", "rollback"])
+    )
+    def process(self, chunk, end):
         for name, *arguments in chunk:
             getattr(self, name)(*arguments)
             self.check_view(name, *arguments)
-        if fails:
+        if end == "rollback":
             self.rollback()
         else:
             self.commit()
-
-    @rule()
-    def settle(self):
-        self.state.settle()
-        self.committed = copy.deepcopy(self.merged)
+        if end == "settle":
+            self.state.settle()
+            self.committed = copy.deepcopy(self.merged)
 
     @rule(some=key_lists)
     def drop(self, some):

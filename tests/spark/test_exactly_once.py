@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from tests.spark.flocks import KeyCount
 
+
 def test_x():
     print(KeyCount(100).truth())

@@ -13,7 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from godwit.errors import BadInput, CheckpointCorrupt, CheckpointMismatch, CheckpointUnusable, CheckpointVersion, DefinitionError
+from godwit.errors import (
+    BadInput,
+    CheckpointCorrupt,
+    CheckpointMismatch,
+    CheckpointUnusable,
+    CheckpointVersion,
+    DefinitionError,
+)
 from godwit.runtime.spec import OperatorSpec
 from godwit.spark import home as home_module
 from godwit.spark.admission import Binding

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from godwit.errors import NotReplayable
 from godwit.state.ledger import TIMER_ROW, Entry, Ledger, in_row_order, with_rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from godwit.model.progress import FENCED_RUNS_MAX, BatchRef, Progress, Verdict
 from godwit.model.routing import Routing
 from godwit.model.watermark import Watermark

@@ -226,6 +226,7 @@ def test_a_committed_export_shows_the_last_settled_state(state):
     state.value_put(VALUE, A, b"1")
     state.list_put(LIST, A, [b"x"])
     state.map_put(MAP, A, b"p", b"1")
+    state.map_put(MAP, A, b"s", b"1")
     state.timer_put(A, 10)
     state.commit()
     assert exported(state, committed=True) == []
@@ -244,15 +245,18 @@ def test_a_committed_export_shows_the_last_settled_state(state):
     state.list_clear(LIST, A)
     state.map_clear(MAP, A)
     state.commit()
-    state.list_append(LIST, A, [b"new"])
-    state.map_put(MAP, A, b"p", b"new")
-    state.commit()
+    for payload in (b"newer", b"new"):
+        state.list_put(LIST, A, [payload])
+        state.map_put(MAP, A, b"p", payload)
+        state.map_put(MAP, A, b"s", payload)
+        state.commit()
     assert exported(state, committed=True) == settled
     assert exported(state, committed=False) == [
         ("a", TIMERS, timer_sub(20), None),
         ("a", VALUE, None, b"3"),
         ("a", LIST, position_sub(0), b"new"),
         ("a", MAP, b"p", b"new"),
+        ("a", MAP, b"s", b"new"),
         ("b", VALUE, None, b"3"),
     ]
     state.settle()
@@ -387,6 +391,7 @@ def test_a_long_list_is_not_rewritten_for_every_element_that_expires(brief):
         brief.expire_ttl(now_ms)
         rewritten += len(brief.commit())
         assert len(brief.list_get(LIST, A)) == 1_299 - now_ms
+        assert sum(batch.num_rows for batch in brief.export(False)) <= 2 * (1_299 - now_ms)
     assert rewritten < 400
 
 

@@ -43,8 +43,9 @@ def windows(batches: Iterable[pa.RecordBatch], route: Route, lane: str) -> Itera
             if whole:
                 yield from _by_position(_slices(_by_content(joined(whole), route.event_time)), lane)
         case "columns":
+            last: dict[int, int] = {}
             for batch in _gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled:
-                yield from _by_columns(batch)
+                yield from _by_columns(batch, last)
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
@@ -83,17 +84,22 @@ def _by_content(batch: pa.RecordBatch, event_time: str | None) -> pa.RecordBatch
     return batch.select([*names[:-2], names[-1]]).take(order)
 
 
-def _by_columns(batch: pa.RecordBatch) -> Iterator[Window]:
+def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[Window]:
+    """`last` has the newest sequence of every lane: a row that repeats one would pass for the row that came before."""
     lanes, rows, hashes = (_ints(batch, at) for at in (-3, -2, -1))
     user = batch.select(batch.schema.names[:-3])
     for lane in dict.fromkeys(lanes.tolist()):
         mine = np.flatnonzero(lanes == lane)
-        if (np.diff(rows[mine]) <= 0).any():
+        numbers = np.append(last.get(lane, rows[mine[0]] - 1), rows[mine])
+        falls = np.flatnonzero(np.diff(numbers) <= 0)
+        if len(falls):
+            before, after = numbers[falls[0] : falls[0] + 2].tolist()
             raise NotReplayable(
-                "the sequence column does not ascend within its lane",
+                f"the sequence column goes from {before} to {after} within a lane",
                 todo="Name a column that strictly ascends in the order of the input, such as Kafka's offset",
                 lane=f"column-{lane}",
             )
+        last[lane] = int(numbers[-1])
         yield Window(f"column-{lane}", user.take(mine), rows[mine], hashes[mine])
 
 

@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from godwit.errors import ProcessorTimeout
 
 GRACE_S = 5.0
+INTERRUPT_S = 1.0  # an interrupt strikes at the next bytecode; one that has not by then was swallowed by user code
 
 
 class _Hang(BaseException):
@@ -31,6 +32,7 @@ class _Call:
     timeout_s: float
     describe: Callable[[], dict[str, Any]]
     interrupted: bool = False
+    where: dict[str, Any] = field(default_factory=dict)  # what it was doing when it was interrupted
 
 
 class Watch:
@@ -69,8 +71,12 @@ class Watch:
     def _end(self, call: _Call) -> None:
         with self._lock:
             self._calls.pop(call.thread, None)
-        while call.interrupted:  # the interrupt is on its way: take it here, not in the middle of our own work
+        if not call.interrupted:
+            return
+        deadline = time.monotonic() + INTERRUPT_S
+        while time.monotonic() < deadline:  # it is on its way: take it here, not in the middle of our own work
             time.sleep(0.001)
+        raise _Hang
 
     def _end_quietly(self, call: _Call) -> None:
         try:
@@ -89,6 +95,7 @@ class Watch:
     def _act(self, call: _Call, now: float) -> None:
         if not call.interrupted:
             call.interrupted = True
+            call.where = call.describe()  # now: on its way out user code may forget what it was at
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(_Hang))
         elif now - call.since > call.timeout_s + GRACE_S:
             self._give_up(_timeout(call))
@@ -98,5 +105,5 @@ def _timeout(call: _Call) -> ProcessorTimeout:
     return ProcessorTimeout(
         f"the processor worked on one call for more than {call.timeout_s:g} s",
         todo="State is as before. Make the processor faster or give the operator a longer timeout_s",
-        **call.describe(),
+        **call.where,
     )

@@ -9,20 +9,17 @@ the processor or where state is kept.
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
-from pyspark.core.context import SparkContext
-from pyspark.errors import PySparkException
 from pyspark.sql import types as sql
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 
 from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
 from godwit.spark.convert import row_maker
+from godwit.spark.schemas import arrow_schema
 from godwit.state.codec import compile_codec
 from godwit.state.keys import Key
 from godwit.state.tables import KeyedState
@@ -32,8 +29,6 @@ Schema: TypeAlias = sql.StructType | str
 
 TIME_MODES: Final = ("none", "processingtime", "eventtime")
 VALUE_BYTES_MAX: Final = 64 << 20
-
-_NOT_PLAIN: Final = (sql.UserDefinedType, sql.VariantType)
 
 
 class Scope:
@@ -322,119 +317,3 @@ class Handle(StatefulProcessorHandle):
             message = f"a timer's time is a whole number of milliseconds, not {type(value).__name__} {value!r:.80}"
             raise StateTypeError(message, key=self._scope.shown_key) from None
         return millis
-
-
-def arrow_schema(schema: Any, variable: str) -> pa.Schema:
-    """The Arrow form of a state variable's schema, given as PySpark takes it."""
-    struct = parse_ddl(schema) if isinstance(schema, str) else schema
-    if not isinstance(struct, sql.StructType):
-        message = f"the schema of state variable {variable!r} is a StructType or a DDL string, not {schema!r:.80}"
-        raise DefinitionError(message, variable=variable)
-    try:
-        odd = next((kind for kind in _types(struct) if isinstance(kind, _NOT_PLAIN)), None)
-        if odd is None:
-            return to_arrow_schema(struct, timezone="UTC", prefers_large_types=False)
-        why = f"values of {odd.simpleString()} are objects of a class of their own"
-    except PySparkException as error:
-        why = str(error)
-    raise DefinitionError(f"state variable {variable!r} has a type that cannot be kept: {why}", variable=variable)
-
-
-def _types(kind: sql.DataType) -> Iterator[sql.DataType]:
-    yield kind
-    for inner in vars(kind).values():
-        for part in inner if isinstance(kind, sql.StructType) and isinstance(inner, list) else (inner,):
-            held = part.dataType if isinstance(part, sql.StructField) else part
-            if isinstance(held, sql.DataType):
-                yield from _types(held)
-
-
-_ATOMIC: Final[Mapping[str, sql.DataType]] = {
-    name: kind
-    for names, kind in (
-        ("boolean", sql.BooleanType()),
-        ("byte tinyint", sql.ByteType()),
-        ("short smallint", sql.ShortType()),
-        ("int integer", sql.IntegerType()),
-        ("long bigint", sql.LongType()),
-        ("float real", sql.FloatType()),
-        ("double", sql.DoubleType()),
-        ("string", sql.StringType()),
-        ("binary", sql.BinaryType()),
-        ("date", sql.DateType()),
-        ("timestamp timestamp_ltz", sql.TimestampType()),
-        ("timestamp_ntz", sql.TimestampNTZType()),
-    )
-    for name in names.split()
-}
-_TOKEN: Final = re.compile(r"\s*(`(?:[^`]|``)+`|\w+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[<>(),:]|\S)")
-
-
-def parse_ddl(text: str) -> sql.StructType:
-    """A schema like `id string, at timestamp NOT NULL`, read without a JVM (what it does not know, with one)."""
-    tokens = [token for token in _TOKEN.findall(text) if token]
-    try:
-        return sql.StructType(_fields(tokens[::-1], ""))
-    except (IndexError, KeyError, ValueError):
-        pass
-    if SparkContext._active_spark_context is not None:
-        try:
-            return cast(sql.StructType, sql.StructType.fromDDL(text))
-        except PySparkException as error:
-            raise DefinitionError(f"the schema {text!r} cannot be read: {error}") from error
-    raise DefinitionError(f"the schema {text!r} cannot be read", todo="Give a StructType instead")
-
-
-def _fields(rest: list[str], end: str) -> list[sql.StructField]:
-    """Fields up to `end`; `rest` has the tokens still to be read, the next one last."""
-    fields = []
-    while True:
-        name = rest.pop()
-        if not re.fullmatch(r"`.+`|\w+", name):
-            raise ValueError(name)
-        if rest[-1] == ":":
-            rest.pop()
-        kind, nullable = _type(rest), True
-        if [word.lower() for word in rest[:-3:-1]] == ["not", "null"]:
-            del rest[-2:]
-            nullable = False
-        if rest and rest[-1].lower() == "comment":
-            del rest[-2:]
-        fields.append(sql.StructField(name.strip("`").replace("``", "`"), kind, nullable))
-        separator = rest.pop() if rest else ""
-        if separator == end:
-            return fields
-        if separator != ",":
-            raise ValueError(separator)
-
-
-def _type(rest: list[str]) -> sql.DataType:
-    word = rest.pop().lower()
-    if word in ("decimal", "dec", "numeric"):
-        return sql.DecimalType(*_numbers(rest))
-    if word not in ("array", "map", "struct"):
-        return _ATOMIC[word]
-    _expect(rest, "<")
-    if word == "struct":
-        return sql.StructType(_fields(rest, ">"))
-    first = _type(rest)
-    if word == "map":
-        _expect(rest, ",")
-        made: sql.DataType = sql.MapType(first, _type(rest))
-    else:
-        made = sql.ArrayType(first)
-    _expect(rest, ">")
-    return made
-
-
-def _numbers(rest: list[str]) -> list[int]:
-    numbers: list[int] = []
-    if rest and rest[-1] == "(":
-        while rest.pop() in "(,":
-            numbers.append(int(rest.pop()))
-    return numbers
-
-
-def _expect(rest: list[str], token: str) -> None:
-    if rest.pop() != token:
-        raise ValueError(token)

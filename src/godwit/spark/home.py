@@ -15,16 +15,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from godwit.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointUnusable, CheckpointVersion
+from godwit.errors import (
+    CheckpointCorrupt,
+    CheckpointMismatch,
+    CheckpointUnusable,
+    CheckpointVersion,
+    DefinitionError,
+)
 from godwit.model.routing import Routing
 from godwit.runtime.spec import OperatorSpec
 from godwit.spark.admission import Binding
+from godwit.state.damage import unusable
 
 FORMAT = 1
 
 
 def checked_path(checkpoint: str | os.PathLike[str]) -> Path:
-    text = os.fspath(checkpoint)
+    if not isinstance(checkpoint, (str, os.PathLike)) or not isinstance(text := os.fspath(checkpoint), str) or not text:
+        raise DefinitionError(
+            f"checkpoint={checkpoint!r} is not a path", todo="Give the directory that holds the state"
+        )
     parsed = urlparse(text)
     if parsed.scheme not in ("", "file"):
         raise CheckpointUnusable(
@@ -53,20 +63,16 @@ class Home:
             content = {"format": FORMAT, "flock": home.flock, "routing": home.routing.to_dict()}
             replace_json(path / "flock.json", content)
             return home
-        if found.get("format", 0) > FORMAT:
-            raise CheckpointVersion(
-                f"{path} was written in format {found['format']}, this version reads up to {FORMAT}",
-                todo="Use the godwit version that wrote it, or a newer one",
-            )
-        home = cls(path, found["flock"], Routing.from_dict(found["routing"]))
-        home._check_hosts(hosts)
+        home = _described(path, found)
+        home._check_same("hosts", len(home.routing.hosts), hosts)
+        home._check_same("groups", len(home.routing.owners), groups)
         return home
 
-    def _check_hosts(self, hosts: int) -> None:
-        if len(self.routing.hosts) != hosts:
+    def _check_same(self, what: str, held: int, asked: int) -> None:
+        if held != asked:
             raise CheckpointMismatch(
-                f"the flock in {self.path} has {len(self.routing.hosts)} hosts, {hosts} were asked for",
-                todo=f"Open it with hosts={len(self.routing.hosts)}",
+                f"the flock in {self.path} has {held} {what}, {asked} were asked for",
+                todo=f"Open it with {what}={held}",
             )
 
     def operator(self, name: str) -> tuple[OperatorSpec, Binding | None] | None:
@@ -74,13 +80,15 @@ class Home:
         found = _read_json(self._operator_path(name))
         if found is None:
             return None
-        binding = found.get("binding")
-        return OperatorSpec.from_dict(found["spec"]), Binding(**binding) if binding else None
+        try:
+            binding = found.get("binding")
+            return OperatorSpec.from_dict(found["spec"]), Binding(**binding) if binding else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(self._operator_path(name), error) from error
 
     def keep(self, spec: OperatorSpec, binding: Binding | None, initialised: bool = False) -> None:
         """Remember an operator; what is known already of its binding and initial state stays."""
         path = self._operator_path(spec.name)
-        path.parent.mkdir(exist_ok=True)
         before = _read_json(path) or {}
         bound = {"query": binding.query, "checkpoint": binding.checkpoint} if binding else before.get("binding")
         initialised = initialised or before.get("initialised", False)
@@ -91,6 +99,18 @@ class Home:
 
     def _operator_path(self, name: str) -> Path:
         return self.path / "operators" / f"{name}.json"
+
+
+def _described(path: Path, found: dict[str, Any]) -> Home:
+    try:
+        if found["format"] > FORMAT:
+            raise CheckpointVersion(
+                f"{path} was written in format {found['format']}, this version reads up to {FORMAT}",
+                todo="Use the godwit version that wrote it, or a newer one",
+            )
+        return Home(path, found["flock"], Routing.from_dict(found["routing"]))
+    except (KeyError, TypeError) as error:
+        raise _damaged(path / "flock.json", error) from error
 
 
 def _check_writable(path: Path) -> None:
@@ -118,18 +138,32 @@ def _check_empty(path: Path) -> None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise unusable("read", path, error) from error
     except ValueError as error:
-        raise CheckpointCorrupt(f"{path} cannot be read: {error}", todo="Restore the checkpoint from a copy") from error
+        raise _damaged(path, error) from error
+    if not isinstance(content, dict):
+        raise _damaged(path, ValueError(f"{content!r:.80} is no description"))
     return content
 
 
+def _damaged(path: Path, error: Exception) -> CheckpointCorrupt:
+    flaw = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return CheckpointCorrupt(f"{path} cannot be read: {flaw}", todo="Restore the checkpoint from a copy")
+
+
 def replace_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
-    with temporary.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with temporary.open("w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise unusable("write", path, error) from error

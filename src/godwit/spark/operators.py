@@ -31,7 +31,7 @@ from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.route import Numbering, Route, Task
 from godwit.runtime.router import Router
 from godwit.runtime.spec import Operator, OperatorSpec, TimeMode
-from godwit.spark.handle import parse_ddl
+from godwit.spark.schemas import parse_ddl
 from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
 from godwit.transport.wire import HASH

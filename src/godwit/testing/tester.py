@@ -21,7 +21,7 @@ from godwit.runtime.export import rows_of_state
 from godwit.runtime.instance import Instance, Work
 from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.spec import OperatorSpec
-from godwit.spark.handle import parse_ddl
+from godwit.spark.schemas import parse_ddl
 from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
 from godwit.state.ledger import in_row_order

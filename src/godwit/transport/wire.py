@@ -28,10 +28,17 @@ def unpack(data: bytes | memoryview | None, *expected: str) -> dict[str, Any]:
     """The header, checked; an error that the other side sent is raised here."""
     header = _parse(data)
     if header["kind"] == "error":
-        raise from_json(header["error"])
+        raise _sent(header.get("error"))
     if expected and header["kind"] not in expected:
         raise MalformedRequest(f"got {header['kind']!r} where one of {', '.join(expected)} was expected")
     return header
+
+
+def _sent(error: Any) -> GodwitError:
+    try:
+        return from_json(error)
+    except (ValueError, TypeError, KeyError):
+        return MalformedRequest(f"an error that cannot be read: {error!r}", todo="Speak to hosts through godwit only")
 
 
 def _parse(data: bytes | memoryview | None) -> dict[str, Any]:
@@ -54,6 +61,6 @@ def _parse(data: bytes | memoryview | None) -> dict[str, Any]:
 def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
     """A field of a request, of the right type."""
     value = header.get(name)
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         raise MalformedRequest(f"field {name!r} of a {header.get('kind')!r} request is {value!r}")
     return value
