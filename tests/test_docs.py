@@ -1,4 +1,4 @@
-"""What the docs say is so: figures come from raw results, snippets are valid, links lead somewhere, words are in the glossary."""
+"""What the docs say is so: figures come from raw results, snippets are valid, links lead somewhere."""
 
 from __future__ import annotations
 
