@@ -90,6 +90,8 @@ class BadInput(GodwitError):
 class Bug(GodwitError):
     """Godwit broke one of its own rules: report it with the whole message."""
 
+    code = "GODWIT-BUG"
+
 
 class HostUnavailable(Retryable):
     code = "GODWIT-HOST-UNAVAILABLE"

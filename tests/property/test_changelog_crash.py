@@ -142,7 +142,8 @@ class ChangelogMachine(RuleBasedStateMachine):
         batch = self.batch[op]
         parts = [state(op, batch, changes), Part({"kind": "ledger", "op": op, "batch": batch}, answers)]
         known = since_drop((part for frame in self.frames.values() for part in frame), op)
-        self.append(parts if known else [define(op), *parts])
+        defined = any(part.info["kind"] == "define" for part in known)
+        self.append(parts if defined else [define(op), *parts])
 
     @rule(op=st.sampled_from(OPERATORS), number=st.integers(0, 3))
     def mark(self, op: str, number: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -43,11 +42,6 @@ lengths = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda pair: (max(
 def batches_of(values: st.SearchStrategy[float | None]) -> st.SearchStrategy[list[Batch]]:
     """Rows, where they are cut, and how far the watermark is ahead of the batch before."""
     return st.lists(st.tuples(rows_of(values), cuts, st.integers(0, 60)), max_size=5)
-
-
-@dataclass(frozen=True, slots=True)
-class Marks(Times):
-    late_ms: int
 
 
 class Instance:
@@ -168,7 +162,7 @@ def test_event_windows_are_those_of_the_model(
     for rows, at, step in batches:
         late_ms, mark_ms = mark_ms, mark_ms + step
         for chunk in cut(rows, at):
-            assert instance.push(chunk, Marks(0, mark_ms, late_ms)) == []
+            assert instance.push(chunk, Times(0, mark_ms, late_ms)) == []
         assert sorted(instance.advance(mark_ms), key=repr) == sorted(model.batch(rows, late_ms, mark_ms), key=repr)
     assert sorted(instance.advance(10_000), key=repr) == sorted(model.batch([], 0, 10_000), key=repr)
     instance.advance(20_000)
@@ -185,7 +179,7 @@ def test_event_windows_are_the_same_to_the_last_bit_however_rows_are_cut(
     for rows, at, step in [*batches, ([], [], 10_000)]:
         late_ms, mark_ms = mark_ms, mark_ms + step
         for row in rows:
-            one_by_one.push([row], Marks(0, mark_ms, late_ms))
+            one_by_one.push([row], Times(0, mark_ms, late_ms))
         for chunk in cut(rows, at):
-            instance.push(chunk, Marks(0, mark_ms, late_ms))
+            instance.push(chunk, Times(0, mark_ms, late_ms))
         assert instance.advance(mark_ms) == one_by_one.advance(mark_ms)

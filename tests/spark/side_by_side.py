@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -195,10 +194,3 @@ class SideBySide:
 
 def _types(frame: DataFrame) -> list[tuple[str, str]]:
     return [(column.name, column.dataType.simpleString()) for column in frame.schema]
-
-
-def wait_until(what: Callable[[], bool], message: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline, f"still waiting after {WAIT_S} s for {message}"
-        time.sleep(0.02)

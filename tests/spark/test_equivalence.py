@@ -216,6 +216,7 @@ def test_features_that_are_not_there_are_refused_at_definition(engines: SideBySi
         ("batch DataFrame", frame, "id", counted, {"initialState": frame}),
         ("initialState has no key", frame, "id", counted, {"initialState": frame.sparkSession.range(2).toDF("x")}),
         ("key column 'id' of initialState", frame, "id", counted, {"initialState": frame.sparkSession.range(2)}),
+        ("grouped by note", frame, "id", counted, {"initialState": initial_state(engines.spark).groupBy("note")}),
         ("eventTimeColumnName", frame, "id", counted, {"eventTimeColumnName": "id"}),
         ("no column 'key'", frame, "key", counted, {}),
         ("collate", frame, "id", counted, {"outputStructType": "id string collate UTF8_LCASE"}),

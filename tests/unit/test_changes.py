@@ -72,12 +72,23 @@ def test_a_batch_survives_serialisation_without_its_schema():
     assert pa.ipc.read_record_batch(batch.serialize(), changes_schema(CODEC)).equals(batch)
 
 
-@pytest.mark.parametrize("blocks", [[[b"12345"]], [[b"123"], [b"45"]]])
+@pytest.mark.parametrize("count", [1, 1_000])
+def test_values_of_any_number_and_length_are_in_the_batch(count):
+    values = [bytes([i % 256]) * (i % 7) for i in range(count)]
+    made = Changes()
+    made.add(0, PUT, [(f"k{i}",) for i in range(count)], values, values[::-1])
+    batch = made.to_batch(CODEC)
+    batch.validate(full=True)
+    assert batch.column(3).to_pylist() == values
+    assert batch.column(4).to_pylist() == values[::-1]
+
+
+@pytest.mark.parametrize("blocks", [[[b"123456"]], [[b"123"], [b"456"]], [[b"", b"1"] * 500]])
 def test_more_bytes_than_an_arrow_column_holds_are_refused(monkeypatch, blocks):
-    monkeypatch.setattr(changes_module, "_BATCH_BYTES_MAX", 4)
+    monkeypatch.setattr(changes_module, "_BATCH_BYTES_MAX", 5)
     made = Changes()
     for values in blocks:
-        made.add(0, PUT, [("a",)], None, values)
+        made.add(0, PUT, [("a",)] * len(values), None, values)
     with pytest.raises(StateTooLarge):
         made.to_batch(CODEC)
 

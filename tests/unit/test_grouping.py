@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import math
 from typing import Any
 
@@ -88,10 +90,18 @@ def test_grouping_is_what_a_dict_would_do(pairs: list[tuple[str | None, int | No
     assert rows.rank.tolist() == [expected[pair].index(at) for at, pair in enumerate(pairs)]
 
 
-@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"), pa.binary(), pa.decimal128(9, 2)])
-def test_keys_of_every_kind_are_grouped(kind: pa.DataType) -> None:
-    from_text = pa.array(["1", "2", "1"]).cast(pa.int32())
-    column = pa.array([b"1", b"2", b"1"]) if pa.types.is_binary(kind) else from_text.cast(pa.int64() if "time" in str(kind) else pa.int32()).cast(kind)
-    schema = pa.schema({"x": kind})
-    rows = group_by_key(pa.RecordBatch.from_arrays([column], schema=schema), np.arange(3), KeyCodec(schema))
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.date32(), [dt.date(2024, 1, 1), dt.date(2024, 1, 2)]),
+        (pa.timestamp("us"), [dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 2)]),
+        (pa.timestamp("us", tz="UTC"), [dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 2)]),
+        (pa.binary(), [b"1", b"2"]),
+        (pa.decimal128(9, 2), [decimal.Decimal("1.50"), decimal.Decimal("2.50")]),
+        (pa.bool_(), [True, False]),
+        (pa.int8(), [1, 2]),
+    ],
+)
+def test_keys_of_every_kind_are_grouped(kind: pa.DataType, values: list[Any]) -> None:
+    rows = grouped({"x": [*values, values[0]]}, pa.schema({"x": kind}))
     assert rows.codes.tolist() == [0, 1, 0]

@@ -51,7 +51,12 @@ def test_opening_leaves_nothing_but_the_description(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "path"),
-    [("/data/ck", "/data/ck"), ("file:///data/ck", "/data/ck"), (Path("/data/ck"), "/data/ck"), ("file:/data/ck", "/data/ck")],
+    [
+        ("/data/ck", "/data/ck"),
+        ("file:///data/ck", "/data/ck"),
+        (Path("/data/ck"), "/data/ck"),
+        ("file:/data/ck", "/data/ck"),
+    ],
 )
 def test_paths_and_file_addresses_are_taken(given: Any, path: str) -> None:
     assert checked_path(given) == Path(path)
@@ -70,7 +75,7 @@ def test_other_file_systems_are_refused_by_name(given: str) -> None:
 
 @pytest.mark.parametrize("given", [None, 5, "", b"/data/ck"])
 def test_what_is_no_path_is_refused(given: Any) -> None:
-    with pytest.raises(DefinitionError, match="checkpoint=.* is not a path"):
+    with pytest.raises(DefinitionError, match=r"checkpoint=.* is not a path"):
         checked_path(given)
 
 
@@ -88,7 +93,8 @@ def failing_with(code: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(errno.ENOSPC, "is full.*Free some space"), (errno.EROFS, "cannot be written: Read-only file system")]
+    ("code", "said"),
+    [(errno.ENOSPC, "is full.*Free some space"), (errno.EROFS, "cannot be written: Read-only file system")],
 )
 def test_a_directory_that_takes_nothing_is_unusable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, said: str
@@ -132,13 +138,24 @@ def test_other_groups_are_refused_and_the_right_number_is_told(tmp_path: Path) -
 
 def test_a_newer_format_is_refused_before_anything_else_of_it_is_read(tmp_path: Path) -> None:
     replace_json(tmp_path / "flock.json", {"format": FORMAT + 1, "unheard": "of"})
-    with pytest.raises(CheckpointVersion, match=rf"format {FORMAT + 1}, this version reads up to {FORMAT}\. Use the godwit"):
+    with pytest.raises(
+        CheckpointVersion, match=rf"format {FORMAT + 1}, this version reads up to {FORMAT}\. Use the godwit"
+    ):
         opened(tmp_path)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '"flock"', "{}", '{"format": 1}', '{"format": "one", "flock": "x", "routing": {}}', '{"format": 1, "flock": "x", "routing": {}}'],
+    [
+        "",
+        "{",
+        "[]",
+        '"flock"',
+        "{}",
+        '{"format": 1}',
+        '{"format": "one", "flock": "x", "routing": {}}',
+        '{"format": 1, "flock": "x", "routing": {}}',
+    ],
 )
 def test_a_damaged_description_is_corrupt(tmp_path: Path, text: str) -> None:
     (tmp_path / "flock.json").write_text(text)

@@ -31,7 +31,9 @@ def route(numbering: Numbering, gather: bool = False, event_time: str | None = N
     )
 
 
-def batch(cars: Sequence[Any], *extra: Sequence[int | None], hashes: Sequence[int | None] | None = None) -> pa.RecordBatch:
+def batch(
+    cars: Sequence[Any], *extra: Sequence[int | None], hashes: Sequence[int | None] | None = None
+) -> pa.RecordBatch:
     """Rows as Spark hands them over: the user's column, what the numbering needs, and the routing hash."""
     columns: list[Any] = [pa.array(cars)]
     columns += [pa.array(values, pa.int64()) for values in extra]
@@ -75,7 +77,9 @@ def test_no_rows_make_no_window(numbering: Numbering) -> None:
 
 
 def test_rows_without_a_hash_only_make_the_batch_happen() -> None:
-    found = list(windows([batch(["a", None, "c"], hashes=[1, None, 2]), batch([None], hashes=[None])], route("position"), "0"))
+    found = list(
+        windows([batch(["a", None, "c"], hashes=[1, None, 2]), batch([None], hashes=[None])], route("position"), "0")
+    )
     assert cars(found) == [["a", "c"]]
     assert rows(found) == [[0, 1]], "they take no number"
 

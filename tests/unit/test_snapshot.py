@@ -174,6 +174,14 @@ def test_state_carried_before_merged_rows_stays_before_them(host: Host) -> None:
     assert applied(host.reopen())["a"][1, 0, None] == b"eight"
 
 
+def test_rows_merged_once_stay_settled_even_if_nobody_says_so_again(host: Host) -> None:
+    host.write([define("a"), put("a", 1, BIG)])
+    host.compact({"a": 1})
+    host.write([put("a", 1, BIG), ledger("a", 1)])
+    host.compact({})
+    assert [kinds(parts) for parts in host.snapshot_parts()] == [[("define", None), ("state", 1)]]
+
+
 def test_settled_ledger_is_dropped_whatever_stands_before_it(host: Host) -> None:
     host.write([define("a"), ledger("a", 1)], [ledger("a", 3), ledger("a", 2)])
     host.compact({"a": 2})

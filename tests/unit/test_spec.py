@@ -54,7 +54,10 @@ def test_a_schema_survives_as_text_with_nullability_and_metadata() -> None:
         ({"key_schema": pa.schema({"car": pa.int64()})}, r"key \(car int64\) instead of \(car string\)"),
         ({"processor": "Median"}, r"processor Median \(row\) instead of Mean \(row\)"),
         ({"flavour": "pandas"}, r"processor Mean \(pandas\) instead of Mean \(row\)"),
-        ({"output_schema": pa.schema({"car": pa.string()})}, r"output \(car string\) instead of \(car string, mean double\)"),
+        (
+            {"output_schema": pa.schema({"car": pa.string()})},
+            r"output \(car string\) instead of \(car string, mean double\)",
+        ),
         ({"time_mode": "none"}, "timeMode none instead of eventTime"),
         ({"variables": (TOTAL,)}, r"state variable 'words' is missing or out of its place \(number 2\)"),
         ({"variables": (WORDS, TOTAL)}, r"state variable 'total' is missing or out of its place \(number 1\)"),

@@ -263,6 +263,20 @@ def test_a_committed_export_shows_the_last_settled_state(state):
     assert exported(state, committed=True) == exported(state, committed=False)
 
 
+def test_a_committed_export_stays_the_same_however_often_and_much_is_changed(state):
+    state.value_put(VALUE, A, b"settled")
+    state.commit()
+    state.settle()
+    for i in range(10_100):  # enough for the changes to be sorted out on the way
+        state.value_put(VALUE, A, b"%d" % i)
+        state.commit()
+    for payload in (b"1", b"2"):
+        assert exported(state, committed=True) == [("a", VALUE, None, b"settled")]
+        state.value_put(VALUE, A, payload)
+        state.commit()
+    assert state.value_get(VALUE, A) == b"2"
+
+
 def test_drop_leaves_nothing_and_says_so(state):
     for key in (A, B):
         state.value_put(VALUE, key, b"1")
@@ -336,6 +350,19 @@ def test_brief_entries_are_read_until_their_time_is_over(brief):
     assert list(brief.map_items(MAP, A)) == [(b"q", b"3")]
     brief.now_ms = 1_150
     assert not brief.map_exists(MAP, A)
+
+
+def test_an_entry_put_again_after_its_time_comes_last(brief):
+    brief.map_put(MAP, A, b"p", b"1")
+    brief.commit()
+    brief.now_ms = 1_050
+    brief.map_put(MAP, A, b"q", b"2")
+    brief.commit()
+    brief.now_ms = 1_100
+    brief.map_put(MAP, A, b"p", b"3")
+    assert list(brief.map_items(MAP, A)) == [(b"q", b"2"), (b"p", b"3")]
+    brief.commit()
+    assert list(brief.map_items(MAP, A)) == [(b"q", b"2"), (b"p", b"3")]
 
 
 def test_expiry_removes_what_is_over_and_keeps_what_was_written_since(brief):

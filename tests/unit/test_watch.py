@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -65,7 +66,9 @@ def test_an_error_of_the_call_comes_through(watch: Watch) -> None:
 
 
 def test_a_hang_in_python_is_interrupted_and_named(watch: Watch, given_up: Given) -> None:
-    with pytest.raises(ProcessorTimeout, match=r"more than 0\.1 s .*operator=speed, key=\('C1',\), batch=7\)\. .*timeout_s"):
+    with pytest.raises(
+        ProcessorTimeout, match=r"more than 0\.1 s .*operator=speed, key=\('C1',\), batch=7\)\. .*timeout_s"
+    ):
         with watch.over(0.1, where):
             spin()
     assert not given_up.called.is_set()
@@ -88,17 +91,17 @@ def test_what_was_being_done_is_asked_while_it_is_done(watch: Watch) -> None:
 def test_user_code_cannot_swallow_the_interrupt_by_catching_exceptions(watch: Watch) -> None:
     def stubborn() -> None:
         while True:
-            try:
+            with suppress(Exception):  # what a careless user writes
                 spin()
-            except Exception:  # noqa: BLE001 what a careless user writes
-                pass
 
     with pytest.raises(ProcessorTimeout), watch.over(0.1, where):
         stubborn()
 
 
 @pytest.mark.parametrize(("then", "ends_as"), [("returns", ProcessorTimeout), ("raises", ProcessorTimeout)])
-def test_a_call_that_swallows_even_the_interrupt_ends_as_a_timeout(watch: Watch, then: str, ends_as: type[Exception]) -> None:
+def test_a_call_that_swallows_even_the_interrupt_ends_as_a_timeout(
+    watch: Watch, then: str, ends_as: type[Exception]
+) -> None:
     caught: list[BaseException] = []
 
     def swallows() -> None:

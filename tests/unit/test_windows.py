@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,6 @@ N = {"n": ("count",)}
 SUM = {"sum": ("sum", "speed")}
 
 
-@dataclass(frozen=True, slots=True)
-class Marks(Times):
-    """Times that also tell by which watermark rows are late."""
-
-    late_ms: int
-
-
 class Instance:
     """A window with its state; rows are (car, second, speed, name), the last ones may be left out."""
 
@@ -45,7 +37,7 @@ class Instance:
 
     def push(self, *rows: Sequence[Any], mark_s: float = 0, late_s: float | None = None) -> list[tuple[Any, ...]]:
         late_ms = int((mark_s if late_s is None else late_s) * 1000)
-        outputs = self.adapter.process(self.rows(rows), Marks(0, int(mark_s * 1000), late_ms))
+        outputs = self.adapter.process(self.rows(rows), Times(0, int(mark_s * 1000), late_ms))
         self.state.commit()
         return plain(outputs)
 

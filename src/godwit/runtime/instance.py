@@ -37,6 +37,7 @@ from godwit.state.keys import KeyCodec
 from godwit.state.ledger import ROW, TIMER_ROW, Entry, Ledger, with_rows
 from godwit.state.tables import KeyedState
 
+TIMERS_LANE = "0"  # of the first partition, which every batch has
 Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
 Admit = Callable[
     [BatchRef, int, bool], None
@@ -147,7 +148,11 @@ class Instance:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def open(self, request: BatchRef, lane: str, now_ms: int, admit: Admit) -> Work:
-        """A lane begins a batch here. The first lane of a new batch settles the one before and carries its timers' outputs."""
+        """A lane begins a batch here. The first to do so settles the batch before and fires its timers.
+
+        What timers put out leaves through the lane of the first partition, whoever opened the batch: the order in which a
+        key's outputs leave must not depend on which task was faster.
+        """
         verdict = self.progress.judge(request)
         unknown = verdict is Verdict.UNKNOWN_RUN
         if unknown:
@@ -199,7 +204,9 @@ class Instance:
         self.opened = False
 
     def _open(self, lane: str, now_ms: int) -> Work:
-        work = self._fire(self.watermark.eviction if self.spec.time_mode == "eventTime" else now_ms, lane, now_ms)
+        work = self._fire(self.watermark.eviction if self.spec.time_mode == "eventTime" else now_ms, now_ms)
+        if lane != TIMERS_LANE:
+            work.outputs = []
         self.watermark.next_batch()
         self.times = self._times(now_ms)
         self.opened = True
@@ -218,7 +225,7 @@ class Instance:
             return Times(now_ms, -1)
         return Times(now_ms, self.watermark.eviction, self.watermark.late)
 
-    def _fire(self, due_ms: int, lane: str, now_ms: int) -> Work:
+    def _fire(self, due_ms: int, now_ms: int) -> Work:
         """Timers that are due after the rows of the batch before, which is complete: as Spark fires them at its end."""
         self.state.now_ms = now_ms
         self.state.expire_ttl(now_ms)
@@ -229,7 +236,7 @@ class Instance:
         if timers:
             rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
             tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, self._times(now_ms)), rows))
-            self._record(work, lane, _NO_ROWS, _NO_ROWS, tagged)
+            self._record(work, TIMERS_LANE, _NO_ROWS, _NO_ROWS, tagged)
             self.counters.timers_fired += len(timers)
         else:
             self._log_changes(work)

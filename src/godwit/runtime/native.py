@@ -28,6 +28,7 @@ Columns: TypeAlias = dict[str, Array]
 Fields: TypeAlias = Mapping[str, pa.DataType] | pa.Schema
 
 STATE: Final = "state"  # the variable that holds the fields of `Processor.state`
+_AGREE: Final = "Make what the processor gives and its output_schema agree"
 _NO_FIELDS: Final[Fields] = MappingProxyType({})
 
 
@@ -225,10 +226,18 @@ class States:
         if given is target:
             return
         if given.shape not in ((), target.shape):
-            raise StateTypeError(f"{len(self.keys)} keys, but values of shape {given.shape}", field=field)
+            raise StateTypeError(
+                f"{len(self.keys)} keys, but values of shape {given.shape}", todo="Give one value for each key", field=field
+            )
         fits = np.can_cast(given.dtype, target.dtype, "same_kind")
         if not fits or (target.dtype.kind in "iu" and (given.astype(target.dtype) != given).any()):
-            raise StateTypeError("the values do not fit", field=field, expected=target.dtype, given=given.dtype)
+            raise StateTypeError(
+                "the values do not fit",
+                todo="Declare a type in `state` that holds them, or convert them",
+                field=field,
+                expected=target.dtype,
+                given=given.dtype,
+            )
         target[...] = given
 
     @property
@@ -348,7 +357,7 @@ class Processor:
         schema = cast(pa.Schema, self.output_schema)
         unknown = columns.keys() - set(schema.names)
         if unknown:
-            raise OutputMismatch(f"columns {sorted(unknown)} are not in the output schema")
+            raise OutputMismatch(f"columns {sorted(unknown)} are not in the output schema", todo=_AGREE)
         count = len(rows) if positions is None else len(positions)
         arrays = []
         for field in schema:
@@ -358,7 +367,7 @@ class Processor:
                 copied = rows.batch.column(field.name)
                 arrays.append(_output(field, copied if positions is None else copied.take(positions), count))
             else:
-                raise OutputMismatch(f"output column {field.name!r} is neither given nor in the input")
+                raise OutputMismatch(f"output column {field.name!r} is neither given nor in the input", todo=_AGREE)
         row_index = rows.row_index if positions is None else rows.row_index[positions]
         return Outputs(pa.RecordBatch.from_arrays(arrays, schema=schema), row_index)
 
@@ -368,9 +377,9 @@ def _output(field: pa.Field[Any], values: Any, count: int) -> pa.Array[Any]:
         array = values if isinstance(values, pa.Array) else pa.array(values)
         array = array if array.type == field.type else array.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise OutputMismatch(f"output column {field.name!r} must be {field.type}: {error}") from error
+        raise OutputMismatch(f"output column {field.name!r} must be {field.type}: {error}", todo=_AGREE) from error
     if len(array) != count:
-        raise OutputMismatch(f"output column {field.name!r} has {len(array)} values for {count} rows")
+        raise OutputMismatch(f"output column {field.name!r} has {len(array)} values for {count} rows", todo=_AGREE)
     return array
 
 
@@ -446,5 +455,7 @@ class NativeAdapter:
         if outputs is None:
             return no_outputs(self.output_schema)
         if not isinstance(outputs, Outputs) or outputs.batch.schema != self.output_schema:
-            raise OutputMismatch("process() must return what emit() gives, or None", expected=self.output_schema)
+            raise OutputMismatch(
+                "process() must return what emit() gives, or None", todo=_AGREE, expected=self.output_schema
+            )
         return outputs

@@ -27,16 +27,15 @@ from godwit.spark import timers
 from godwit.spark.admission import Admission
 from godwit.spark.home import Home
 from godwit.spark.hosting import HostJob
+from godwit.spark.initial import by_owner, initial_rows
 from godwit.spark.operators import (
     INITIAL_BATCH,
     Definition,
     OperatorOptions,
     build,
-    by_owner,
     checked_name,
     current_task,
     hashed,
-    initial_rows,
     input_schema,
     numbering,
     routed,
@@ -71,6 +70,9 @@ class Flock:
     memory_max_bytes: of state per host and operator, beyond which cold state goes to local disk.
     token: what routers and hosts prove themselves with; random unless given.
     bind: the address hosts listen on; loopback unless the executors are on other machines.
+    groups: into how many parts the keys are divided; hosts own whole groups. Fixed when the checkpoint is made.
+    segment_bytes_max: how large a file of a host's changelog grows before the next one is begun.
+    wait_s: how long a task waits for a host that is down before it fails.
     onGap: "error" refuses a start when Spark ran batches that this state has not seen, "accept" takes it.
     """
 
@@ -89,7 +91,8 @@ class Flock:
         segment_bytes_max: int = 64 << 20,
         wait_s: float = 60.0,
     ) -> None:
-        _check_arguments(hosts, durability, groups, onGap)
+        _check_arguments(hosts, durability, groups, onGap, token)
+        _check_session(spark)
         _check_slots(spark, hosts)
         self._spark = spark
         self._settings = Settings(
@@ -364,19 +367,34 @@ class Flock:
         return flock_status(self._home, self._controller, self._jobs, self._settings.token)
 
 
-def _key_names(keys: Keys) -> tuple[str, ...]:
-    return (keys,) if isinstance(keys, str) else tuple(keys)
+def _key_names(keys: Any) -> tuple[str, ...]:
+    names = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, (list, tuple)) else ()
+    if not all(isinstance(name, str) for name in names) or (not names and not isinstance(keys, (list, tuple))):
+        raise DefinitionError(f"keys={keys!r} are not names of columns", todo="Give one name, or a list of names")
+    return names
 
 
-def _check_arguments(hosts: int, durability: str, groups: int, on_gap: str) -> None:
+def _check_arguments(hosts: Any, durability: str, groups: Any, on_gap: str, token: Any) -> None:
     for name, value, good, allowed in (
-        ("hosts", hosts, hosts >= 1, "a number from 1 up"),
+        ("hosts", hosts, isinstance(hosts, int) and hosts >= 1, "a number from 1 up"),
         ("durability", durability, durability in ("process", "disk"), "'process' or 'disk'"),
-        ("groups", groups, groups >= 1, "a number from 1 up"),
+        ("groups", groups, isinstance(groups, int) and groups >= 1, "a number from 1 up"),
         ("onGap", on_gap, on_gap in ("error", "accept"), "'error' or 'accept'"),
     ):
         if not good:
             raise DefinitionError(f"{name}={value!r} is not possible", todo=f"Give {allowed}")
+    if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token.strip()):
+        raise DefinitionError("the token cannot be sent", todo="Give printable ASCII text that is not empty, or leave it out")
+
+
+def _check_session(spark: Any) -> None:
+    if not isinstance(spark, SparkSession):
+        raise DefinitionError(
+            f"a classic SparkSession is expected, not {type(spark).__module__}.{type(spark).__name__}",
+            todo="Hosts are tasks of the application itself, so it must run beside its driver, not through Spark Connect",
+        )
+    if spark.sparkContext._jsc is None:
+        raise DefinitionError("this SparkSession has been stopped", todo="Make a new session and open the flock on that")
 
 
 def _check_slots(spark: SparkSession, hosts: int) -> None:

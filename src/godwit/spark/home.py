@@ -30,7 +30,7 @@ from godwit.state.damage import unusable
 FORMAT = 1
 
 
-def checked_path(checkpoint: str | os.PathLike[str]) -> Path:
+def checked_path(checkpoint: Any) -> Path:
     if not isinstance(checkpoint, (str, os.PathLike)) or not isinstance(text := os.fspath(checkpoint), str) or not text:
         raise DefinitionError(
             f"checkpoint={checkpoint!r} is not a path", todo="Give the directory that holds the state"

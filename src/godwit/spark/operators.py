@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 import cloudpickle
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -24,7 +23,6 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, StructField, Stru
 
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
-from godwit.model.routing import Routing
 from godwit.model.watermark import Policy
 from godwit.runtime.lanes import EXTRA
 from godwit.runtime.native import NativeAdapter, Processor
@@ -108,8 +106,8 @@ def build(definition: Definition) -> Operator:
         raise error.at(operator=name) from error.__cause__
 
 
-def checked_name(name: str) -> str:
-    if not _NAME.fullmatch(str(name)):
+def checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DefinitionError(
             f"{name!r} is not a name for an operator", todo="Use letters, digits, '_', '-' and '.', at most 100"
         )
@@ -118,6 +116,7 @@ def checked_name(name: str) -> str:
 
 def _build(definition: Definition) -> Operator:
     frame = definition.frame
+    _check_frame(frame)
     _check_choices(definition)
     options = definition.options
     time_mode = _time_mode(definition)
@@ -149,6 +148,13 @@ def _build(definition: Definition) -> Operator:
     return Operator(spec, _pickled(adapter))
 
 
+def _check_frame(frame: Any) -> None:
+    if not isinstance(frame, DataFrame):
+        raise DefinitionError(
+            f"a DataFrame is expected, not {type(frame).__name__}", todo="Give the rows as they are, and name the keys beside"
+        )
+
+
 def _check_choices(definition: Definition) -> None:
     options = definition.options
     unknown = sorted(set(options) - set(OperatorOptions.__annotations__))
@@ -157,16 +163,28 @@ def _check_choices(definition: Definition) -> None:
             f"unknown argument {unknown[0]!r}", todo=f"Use {', '.join(OperatorOptions.__annotations__)}"
         )
     for option, value, allowed in (
-        ("outputMode", definition.output_mode.lower(), ("append", "update")),
+        ("outputMode", str(definition.output_mode).lower(), ("append", "update")),
         ("nullKeys", options["nullKeys"], ("error", "bucket")),
         ("watermarkPolicy", options["watermarkPolicy"], ("max", "min")),
     ):
         if value not in allowed:
             raise DefinitionError(f"{option}={value!r} is not supported", todo=f"Use one of {', '.join(allowed)}")
-    if options["timeout_s"] <= 0:
-        raise DefinitionError(f"timeout_s={options['timeout_s']} is not a time", todo="Give seconds above 0")
+    _check_limits(definition)
     if ("lane" in options) != ("sequence" in options):
         raise DefinitionError("lane and sequence columns go together", todo="Name both, or neither")
+
+
+def _check_limits(definition: Definition) -> None:
+    timeout_s: Any = definition.options["timeout_s"]
+    bytes_max: Any = definition.options["value_bytes_max"]
+    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise DefinitionError(f"timeout_s={timeout_s!r} is not a time", todo="Give seconds above 0")
+    if not isinstance(bytes_max, int) or bytes_max < 1:
+        raise DefinitionError(f"value_bytes_max={bytes_max!r} is not a size", todo="Give a whole number of bytes above 0")
+    if definition.flavour == "native" and "value_bytes_max" in definition.given:
+        raise DefinitionError(
+            "value_bytes_max is not supported for native processors", todo="Leave it out: their state has the size they declare"
+        )
 
 
 def _check_columns(definition: Definition, schema: pa.Schema) -> None:
@@ -178,6 +196,15 @@ def _check_columns(definition: Definition, schema: pa.Schema) -> None:
         raise DefinitionError(
             f"the input has no column {missing[0]!r}" if missing else "no key column was named",
             todo=f"Its columns are {', '.join(schema.names)}",
+        )
+    again = [key for key in definition.keys if definition.keys.count(key) > 1]
+    if again:
+        raise DefinitionError(f"key column {again[0]!r} is named twice", todo="Name each key column once")
+    sequence = definition.given.get("sequence")
+    if sequence is not None and not pa.types.is_integer(schema.field(sequence).type):
+        raise DefinitionError(
+            f"sequence column {sequence!r} is {schema.field(sequence).type}, not a whole number",
+            todo="Name a column of whole numbers that ascend, such as Kafka's offset",
         )
     reserved = [name for name in schema.names if name.startswith("__godwit")]
     twice = [name for name in schema.names if schema.names.count(name) > 1]
@@ -391,34 +418,3 @@ def current_task(incarnation: str) -> Task:
         return Task(BatchRef(scope, scope, 0), lane, scope)
     run = context.getLocalProperty("spark.jobGroup.id") or ""
     return Task(BatchRef(query, run, int(batch)), lane)
-
-
-def initial_rows(initial: DataFrame | GroupedData, key_schema: pa.Schema) -> DataFrame:
-    """The rows behind `initialState`, which PySpark users give as a grouped DataFrame."""
-    frame = initial._df if isinstance(initial, GroupedData) else initial
-    if frame.isStreaming:
-        raise DefinitionError("initialState must be a batch DataFrame")
-    missing = [key for key in key_schema.names if key not in frame.columns]
-    if missing:
-        raise DefinitionError(f"initialState has no key column {missing[0]!r}", todo="Name key columns as in the input")
-    schema = input_schema(frame)
-    other = [key for key in key_schema if schema.field(key.name).type != key.type]
-    if other:
-        raise DefinitionError(
-            f"key column {other[0].name!r} of initialState is {schema.field(other[0].name).type}, not {other[0].type}",
-            todo="Cast it to the type it has in the input",
-        )
-    return frame
-
-
-def by_owner(frame: DataFrame, routing: Routing) -> dict[str, bytes]:
-    """Hashed rows, collected and divided among hosts: an Arrow stream for each that gets any."""
-    table = frame.toArrow()
-    owner = np.array(routing.owners)[table.column(HASH).to_numpy() % len(routing.owners)]
-    found = {}
-    for position in np.unique(owner).tolist():
-        stream = pa.BufferOutputStream()
-        with pa.ipc.new_stream(stream, table.schema) as writer:
-            writer.write_table(table.take(np.flatnonzero(owner == position)))
-        found[routing.hosts[position]] = stream.getvalue().to_pybytes()
-    return found

@@ -266,6 +266,7 @@ def _failed(error: Exception, name: str, key: Key | None) -> ProcessorFailed:
     said = f": {error}" if str(error) else ""
     return ProcessorFailed(
         f"{name} raised {type(error).__name__}{said}",
+        todo="State is as before. Mend the processor or the rows it cannot take, and start the query again",
         key=key,
         exception=type(error).__name__,
         trace=user_trace(error),

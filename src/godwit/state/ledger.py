@@ -115,7 +115,7 @@ class Ledger:
         return found
 
     def timer_outputs(self, lane: str) -> list[pa.RecordBatch]:
-        """Outputs of timers that were handed to this lane because it opened the batch."""
+        """Outputs of timers that leave through this lane."""
         found = []
         for entry in self.lanes.get(lane, ()):
             fired = entry.outputs.column(0).to_numpy() < 0

@@ -163,7 +163,8 @@ class KeyedState:
         self._free_memory()  # first, because it may fail, and then the chunk has to fail as a whole
         changes = Changes()
         for table in self._tables.values():
-            self._count_keys(table, table.merge(changes))
+            if table.staged:
+                self._count_keys(table, table.merge(changes))
         return changes
 
     def rollback(self) -> None:
@@ -244,6 +245,8 @@ class KeyedState:
         return changes.to_batch(self.key_codec)
 
     def _count_keys(self, table: Table, moves: Moves) -> None:
+        if not moves.added and not moves.removed:
+            return
         others = [other for other in self._tables.values() if other is not table and other.count]
         self.key_count += _count_absent(moves.added, others) - _count_absent(moves.removed, others)
 

@@ -1,6 +1,7 @@
 """The timers of every key.
 
-Decides which timers are set and which are due. It must not know what a timer is for, nor what time it is.
+Decides which timers are set and which are due. They stay in memory, because they have to be found by time.
+It must not know what a timer is for, nor what time it is.
 """
 
 from __future__ import annotations

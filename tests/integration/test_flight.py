@@ -1,0 +1,226 @@
+"""A service and its callers, ours and plain Flight clients that know nothing of godwit: every refusal has a name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from godwit.errors import Bug, HostUnavailable, MalformedRequest, NullKey, WrongToken, from_json
+from godwit.transport import wire
+from godwit.transport.flight import Client, Service
+
+TOKEN = "the-right-one"
+SCHEMA = pa.schema({"n": pa.int64()})
+
+
+def echo(request: dict[str, Any]) -> dict[str, Any]:
+    return {"said": wire.field(request, "text", str)}
+
+
+def refuse(request: dict[str, Any]) -> dict[str, Any]:
+    raise NullKey("key column 'car' is null", operator="speed", key=("C1", None))
+
+
+def crash(request: dict[str, Any]) -> dict[str, Any]:
+    return {"never": 1 // 0}
+
+
+def fetch(request: dict[str, Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    count = wire.field(request, "count", int)
+    return SCHEMA, iter([pa.record_batch([pa.array(range(count))], schema=SCHEMA)])
+
+
+def repeat(header: dict[str, Any], reader: Any, writer: Any) -> None:
+    writer.begin(SCHEMA)
+    for chunk in reader:
+        writer.write_with_metadata(chunk.data, wire.pack("outputs", lane=header["lane"]))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    service = Service("127.0.0.1", TOKEN, {"echo": echo, "refuse": refuse, "crash": crash}, repeat, fetch)
+    yield service
+    assert service.stop(10.0)
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    client = Client(f"127.0.0.1:{service.port}", TOKEN)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def plain(service: Service) -> Iterator[flight.FlightClient]:
+    """A client that knows Flight and nothing of our headers."""
+    with flight.connect(f"grpc+tcp://127.0.0.1:{service.port}") as plain:
+        yield plain
+
+
+def bearing(token: str) -> flight.FlightCallOptions:
+    headers: Any = [(b"authorization", f"Bearer {token}".encode())]
+    return flight.FlightCallOptions(headers=headers, timeout=20.0)
+
+
+def acted(plain: flight.FlightClient, action: str, body: bytes) -> dict[str, Any]:
+    (result,) = plain.do_action(flight.Action(action, body), bearing(TOKEN))
+    return wire.unpack(result.body.to_pybytes())
+
+
+def exchanged(plain: flight.FlightClient, command: bytes) -> Any:
+    writer, reader = plain.do_exchange(flight.FlightDescriptor.for_command(command), bearing(TOKEN))
+    writer.begin(SCHEMA)
+    writer.write_batch(pa.record_batch([pa.array([1, 2])], schema=SCHEMA))
+    writer.done_writing()
+    return reader.read_chunk()
+
+
+def test_an_action_answers(client: Client) -> None:
+    assert client.call("echo", text="hello")["said"] == "hello"
+
+
+def test_an_error_of_an_action_comes_back_as_itself(client: Client) -> None:
+    with pytest.raises(NullKey, match=r"key column 'car' is null \(operator=speed, key=\('C1', None\)\)"):
+        client.call("refuse")
+
+
+def test_a_crash_in_an_action_is_a_bug_with_its_words(client: Client) -> None:
+    with pytest.raises(Bug, match="ZeroDivisionError in action 'crash': integer division"):
+        client.call("crash")
+
+
+def test_an_exchange_and_a_fetch_carry_rows(client: Client) -> None:
+    writer, reader = client.exchange(lane="3")
+    writer.begin(SCHEMA)
+    writer.write_batch(pa.record_batch([pa.array([1, 2])], schema=SCHEMA))
+    chunk = reader.read_chunk()
+    assert (chunk.data.to_pydict(), wire.unpack(chunk.app_metadata, "outputs")["lane"]) == ({"n": [1, 2]}, "3")
+    writer.close()
+    assert [batch.num_rows for batch in client.fetch(count=5)] == [5]
+
+
+@pytest.mark.parametrize("token", ["guessed", "", TOKEN[:-1], f"{TOKEN}x", TOKEN.upper()])
+def test_a_wrong_token_is_refused_and_its_address_named(service: Service, token: str) -> None:
+    client = Client(f"127.0.0.1:{service.port}", token)
+    with pytest.raises(
+        WrongToken, match=rf"127\.0\.0\.1:{service.port} does not accept this token\. Give Flock\(token"
+    ):
+        client.call("echo", text="hello")
+    client.close()
+
+
+def test_no_token_is_refused_on_every_path(plain: flight.FlightClient) -> None:
+    with pytest.raises(flight.FlightUnauthenticatedError, match="wrong token"):
+        list(plain.do_action(flight.Action("echo", wire.pack("request", text="hello"))))
+    with pytest.raises(flight.FlightUnauthenticatedError, match="wrong token"):
+        plain.do_get(flight.Ticket(wire.pack("fetch", count=1))).read_all()
+    with pytest.raises(flight.FlightUnauthenticatedError, match="wrong token"):
+        list(plain.list_actions())
+    with pytest.raises(flight.FlightUnauthenticatedError, match="wrong token"):
+        plain.do_exchange(flight.FlightDescriptor.for_command(wire.pack("exchange", lane="0")))[1].read_chunk()
+
+
+def test_another_scheme_of_authorization_is_refused(plain: flight.FlightClient) -> None:
+    headers: Any = [(b"authorization", f"Basic {TOKEN}".encode())]
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        list(plain.do_action(flight.Action("echo", b""), flight.FlightCallOptions(headers=headers)))
+
+
+def test_the_token_is_in_no_error(service: Service) -> None:
+    client = Client(f"127.0.0.1:{service.port}", "guessed")
+    with pytest.raises(WrongToken) as caught:
+        client.call("echo")
+    client.close()
+    assert TOKEN not in str(caught.value)
+    assert "guessed" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "without a readable header"),
+        (b"\x00\xff\xfe", "without a readable header"),
+        (b"{}", "no kind"),
+        (
+            json.dumps({"v": wire.WIRE_VERSION + 1, "kind": "request"}).encode(),
+            f"wire version {wire.WIRE_VERSION + 1} where",
+        ),
+        (wire.pack("request"), "field 'text' of a 'request' request is None"),
+        (wire.pack("request", text=5), "field 'text' of a 'request' request is 5"),
+    ],
+)
+def test_a_malformed_action_is_refused_by_name(plain: flight.FlightClient, body: bytes, said: str) -> None:
+    with pytest.raises(MalformedRequest, match=said):
+        acted(plain, "echo", body)
+    assert acted(plain, "echo", wire.pack("request", text="still"))["said"] == "still"
+
+
+def test_an_unknown_action_is_refused_by_name(plain: flight.FlightClient) -> None:
+    with pytest.raises(MalformedRequest, match="unknown action 'dance'"):
+        acted(plain, "dance", wire.pack("request"))
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [(b"\x00\xff", "readable header"), (b"[]", "no kind"), (b'{"v": 99, "kind": "x"}', "wire version 99")],
+)
+def test_a_malformed_exchange_is_refused_by_name(plain: flight.FlightClient, command: bytes, said: str) -> None:
+    with pytest.raises(flight.FlightServerError, match=f"GODWIT-MALFORMED-REQUEST.*{said}"):
+        exchanged(plain, command)
+    assert exchanged(plain, wire.pack("exchange", lane="0")).data.num_rows == 2
+
+
+def test_an_exchange_without_a_command_is_refused_by_name(plain: flight.FlightClient) -> None:
+    writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path("somewhere"), bearing(TOKEN))
+    with pytest.raises(flight.FlightServerError, match="GODWIT-MALFORMED-REQUEST"):
+        writer.begin(SCHEMA)
+        reader.read_chunk()
+
+
+@pytest.mark.parametrize(
+    ("ticket", "said"),
+    [(b"?", "readable header"), (b'{"v": 99, "kind": "x"}', "wire version 99"), (wire.pack("fetch"), "field 'count'")],
+)
+def test_a_malformed_fetch_is_refused_by_name(plain: flight.FlightClient, ticket: bytes, said: str) -> None:
+    with pytest.raises(flight.FlightServerError, match=f"GODWIT-MALFORMED-REQUEST.*{said}"):
+        plain.do_get(flight.Ticket(ticket), bearing(TOKEN)).read_all()
+
+
+def test_what_a_service_has_not_is_refused() -> None:
+    bare = Service("127.0.0.1", TOKEN, {})
+    with flight.connect(f"grpc+tcp://127.0.0.1:{bare.port}") as plain:
+        with pytest.raises(flight.FlightServerError, match="no exchange"):
+            exchanged(plain, wire.pack("exchange"))
+        with pytest.raises(flight.FlightServerError, match="nothing to fetch"):
+            plain.do_get(flight.Ticket(wire.pack("fetch")), bearing(TOKEN)).read_all()
+    assert bare.stop(10.0)
+
+
+def test_an_answer_of_another_version_is_refused_by_the_caller() -> None:
+    newer = Service("127.0.0.1", TOKEN, {"echo": lambda _: b'{"v": 99, "kind": "result"}'})
+    client = Client(f"127.0.0.1:{newer.port}", TOKEN)
+    with pytest.raises(MalformedRequest, match=r"wire version 99 where 1 is spoken\. Run the same version of godwit"):
+        client.call("echo")
+    client.close()
+    assert newer.stop(10.0)
+
+
+def test_a_service_that_is_gone_is_unavailable_and_its_address_named() -> None:
+    gone = Service("127.0.0.1", TOKEN, {"echo": echo})
+    address = f"127.0.0.1:{gone.port}"
+    assert gone.stop(10.0)
+    client = Client(address, TOKEN)
+    with pytest.raises(HostUnavailable, match=f"'echo' at {address} failed"):
+        client.call("echo", text="hello", timeout_s=5.0)
+    client.close()
+
+
+def test_an_error_keeps_its_form_in_a_stream() -> None:
+    error = from_json(NullKey("no key", row=1).to_json())
+    with pytest.raises(NullKey, match="no key"):
+        wire.unpack(wire.pack_error(error))
