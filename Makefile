@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 
-.PHONY: help venv lint test test-unit faults bench-throughput bench-recovery demo clean
+.PHONY: help venv lint test test-unit test-long faults bench bench-throughput bench-recovery bench-report demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,14 +31,22 @@ test: lint ## lint, then every test but the long ones
 test-unit: venv ## the tests that need no Spark and no Java
 	$(BIN)/pytest -m "not spark and not faults and not long" $(ARGS)
 
+test-long: venv ## the tests that take minutes: clusters, every fault point
+	$(WITH_JAVA) $(BIN)/pytest -m long $(ARGS)
+
 faults: venv ## every test that kills processes, the long ones too
 	$(WITH_JAVA) $(BIN)/pytest -m faults $(ARGS)
+
+bench: bench-throughput bench-recovery bench-report ## all benchmarks, then the figures in README and docs
 
 bench-throughput: venv ## rows per second and batch latency, beside Spark's own operators
 	$(WITH_JAVA) $(BIN)/python -m benchmarks.throughput $(ARGS)
 
 bench-recovery: venv ## how soon a killed host serves again
 	$(WITH_JAVA) $(BIN)/python -m benchmarks.recovery $(ARGS)
+
+bench-report: venv ## write README's and docs' figures from the newest results
+	$(BIN)/python -m benchmarks.report $(ARGS)
 
 demo: venv ## traffic monitoring with a host killed on the way, checked for exactness
 	$(WITH_JAVA) $(BIN)/python -m godwit.demo $(ARGS)

@@ -26,7 +26,7 @@ def main(spark: SparkSession, directory: str) -> None:
             .start(f"{directory}/windows")
         )
         query.processAllAvailable()
-    spark.read.parquet(f"{directory}/windows").orderBy("car", "window_start").show(truncate=False)
+    spark.read.parquet(f"{directory}/windows").orderBy("car", "window").show(truncate=False)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class App:
         with (self.path / f"{self.name}.log").open("ab") as log:
             return subprocess.Popen([sys.executable, "-m", "tests.faults.driver", str(config)], stdout=log, stderr=log, env=env)
 
-    def run(self, timeout_s: float = 240.0) -> int:
+    def run(self, timeout_s: float = 400.0) -> int:
         """Start it and wait for its end, whatever that is."""
         process = self.begin()
         try:

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.driver import App
 from tests.spark.flocks import assert_exact
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 KILLED = -signal.SIGKILL
 
 
@@ -33,7 +33,6 @@ def test_application_killed_in_the_middle_of_a_batch_goes_on_exactly(tmp_path: P
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("batch", [0, 2])
 def test_application_killed_at_every_step_of_a_batch(tmp_path: Path, batch: int) -> None:
     """Offsets logged but nothing run; all applied but nothing written; all written but not committed."""

@@ -240,8 +240,10 @@ MEASURES: list[Table] = [
 ]
 
 
-@pytest.mark.parametrize(("size", "slide"), [("10 seconds", None), ("20 seconds", "5 seconds")])
-@pytest.mark.parametrize("step_by_step", [False, True])
+@pytest.mark.parametrize(
+    ("size", "slide", "step_by_step"),
+    [("10 seconds", None, False), ("10 seconds", None, True), ("20 seconds", "5 seconds", False)],
+)
 def test_event_time_windows_are_those_of_spark(
     engines: SideBySide, size: str, slide: str | None, step_by_step: bool
 ) -> None:
@@ -280,3 +282,17 @@ def test_count_windows_hold_every_so_many_rows_of_a_key(engines: SideBySide) -> 
         rows = [row for _, row in engines.run(frame).rows]
         given = {key: [row[-2:] for row in rows if row[0] == key] for key in "ab"}
         assert given == {key: each[at_index] for key, each in expected.items()}
+
+
+def test_windows_that_nothing_would_close_are_refused_at_definition(engines: SideBySide) -> None:
+    feed = engines.feed(MEASURED, [[("a", at(0), 1)]])
+    stream, window = feed.stream(engines.spark), EventTumbling("10 seconds", "at", {"n": "count"})
+    elsewhere = stream.selectExpr("id", "at", "at as other").withWatermark("other", "1 second")
+    for frame, mode in (
+        (stream.withWatermark("at", "1 second"), "none"),
+        (stream, "eventTime"),
+        (elsewhere, "eventTime"),
+        (feed.batch(engines.spark), "eventTime"),
+    ):
+        with pytest.raises(godwit.errors.DefinitionError):
+            engines.flock.process(frame, "id", window, timeMode=mode, name=engines.name())

@@ -206,6 +206,17 @@ def test_segments_stay_below_their_maximum_and_keep_order(directory: Path, opene
     assert numbers(opened()[1]) == list(range(50))
 
 
+def test_segment_without_frames_is_not_rotated(directory: Path, opened: Open) -> None:
+    log, _ = opened()
+    log.rotate()
+    assert files(directory, "log") == []
+    write(log, [define()])
+    log.rotate()
+    log.rotate()
+    assert len(files(directory, "log")) == 2
+    assert log.sealed() == files(directory, "log")[:1]
+
+
 def test_frame_larger_than_a_segment_gets_one_to_itself(directory: Path, opened: Open) -> None:
     log, _ = opened(segment_bytes_max=1000)
     write(log, [state(0)], [state(1, b"x" * 5000)], [state(2)])
@@ -256,8 +267,9 @@ def test_missing_segment_between_others_is_corruption(directory: Path, opened: O
 # ---- threads
 
 
-def test_threads_keep_their_order_and_lose_nothing(opened: Open) -> None:
-    log, _ = opened(segment_bytes_max=20_000)
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_threads_keep_their_order_and_lose_nothing(opened: Open, durability: Durability) -> None:
+    log, _ = opened(durability, segment_bytes_max=20_000)
     lsns: dict[int, list[int]] = {}
 
     def work(thread: int) -> None:
@@ -504,6 +516,8 @@ def test_new_segments_of_a_fenced_writer_are_ignored_and_removed(directory: Path
     with pytest.raises(StaleGeneration):
         write(old, [state(2, bytes(500))], [state(3)])
     assert "log-00000001-00000003" in [path.name for path in files(directory, "log")]
+    with pytest.raises(StaleGeneration):
+        old.sealed()
     assert numbers(recovered) == [1]
     new.close()
     assert numbers(opened()[1]) == [1]

@@ -32,7 +32,15 @@ from godwit.errors import (
 )
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance import Instance, Part, Work
-from godwit.runtime.leases import Lease, check_owner, drop_lease, host_directory, write_lease, write_obituary
+from godwit.runtime.leases import (
+    Lease,
+    check_owner,
+    drop_failure,
+    drop_lease,
+    host_directory,
+    write_lease,
+    write_obituary,
+)
 from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.runtime.upkeep import Upkeep
 from godwit.runtime.watch import Watch
@@ -90,7 +98,6 @@ class Host:
 
     def run(self) -> None:
         """Serve until told to stop; everything is released when this returns."""
-        self.directory.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         check_owner(self.config.checkpoint, self.config.incarnation)
         self.log, recovered = Changelog.open(
@@ -131,6 +138,7 @@ class Host:
         # Again, because another flock may have come in between; its hosts start anew when they find themselves fenced.
         check_owner(self.config.checkpoint, self.config.incarnation)
         write_lease(self.directory, Lease(self.generation, address, os.getpid(), self.config.incarnation))
+        drop_failure(self.directory)
         self._controller.call(
             "register",
             host=self.config.host,

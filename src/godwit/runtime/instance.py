@@ -302,7 +302,7 @@ class Instance:
         except GodwitError as error:
             self.state.rollback()
             raise error.at(operator=self.spec.name, batch=self.progress.batch) from error.__cause__
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.state.rollback()
             key = self.adapter.current_key
             raise ProcessorFailed(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from godwit.errors import HostUnavailable, StaleGeneration
-from godwit.runtime.leases import Lease, check_owner, host_directory, read_lease, read_obituary
+from godwit.runtime.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
 from godwit.runtime.route import Route, Task
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client, wrong_token
@@ -91,8 +91,9 @@ class Link:
             if lease is not None and time.monotonic() > began + AGAIN_S:
                 return lease
             if time.monotonic() > self._deadline:
+                reason = read_failure(self._directory)
                 raise HostUnavailable(
-                    f"{self.host} has not served for {self._route.wait_s:g} s",
+                    f"{self.host} has not served for {self._route.wait_s:g} s{'' if reason is None else f': {reason}'}",
                     todo="Look at flock.status() and the executor's log; the task is retried by Spark",
                     operator=self._route.operator,
                     host=self.host,
@@ -101,9 +102,9 @@ class Link:
             pause_s = min(pause_s * 2, 0.05)
 
     def _read_lease(self) -> Lease | None:
-        """A lease of a flock that another has replaced does not count; if it is ours that was replaced, stop here."""
+        """A lease of a flock that another has replaced does not count; if ours was replaced or closed, stop here."""
         lease = read_lease(self._directory)
-        if lease is None or lease.incarnation == self._route.incarnation:
+        if lease is not None and lease.incarnation == self._route.incarnation:
             return lease
         check_owner(self._route.checkpoint, self._route.incarnation)
         return None

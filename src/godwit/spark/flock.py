@@ -6,6 +6,7 @@ import atexit
 import os
 import secrets
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -16,9 +17,9 @@ from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError, GodwitError, HostUnavailable, NotEnoughSlots
 from godwit.model.progress import BatchRef
-from godwit.runtime.controller import Controller, operator_json
+from godwit.runtime.controller import Controller, Registered, operator_json
 from godwit.runtime.host import HostConfig
-from godwit.runtime.leases import write_owner
+from godwit.runtime.leases import check_owner, write_owner
 from godwit.runtime.native import Processor
 from godwit.runtime.route import Numbering, Route, Task
 from godwit.runtime.router import Router
@@ -100,13 +101,13 @@ class Flock:
         )
         self._home = Home.open(checkpoint, hosts, groups)
         self._incarnation = secrets.token_hex(4)
-        write_owner(str(self._home.path), self._incarnation)
         self._operators: dict[str, Operator] = {}
         self._closing = threading.Lock()
         self._closed = False
         self._admission = Admission(spark, onGap == "accept")
         self._controller = Controller(bind, self._settings.token, self._admit, self._active_scopes)
         self._jobs = [self._job(host) for host in self._home.routing.hosts]
+        write_owner(str(self._home.path), self._incarnation)
         timers.register(spark)
         atexit.register(self.close)
         try:
@@ -157,6 +158,13 @@ class Flock:
         for job in self._jobs:
             job.join(10.0)
         self._controller.close()
+        self._retire()
+
+    def _retire(self) -> None:
+        """Tasks that still wait for a host of this flock, or start later, hear that none will come."""
+        with suppress(GodwitError, OSError):  # replaced by a newer flock, or no room to say so
+            check_owner(str(self._home.path), self._incarnation)
+            write_owner(str(self._home.path), self._incarnation, closed=True)
 
     def _stop_queries(self) -> None:
         bound = {binding.query for binding in self._admission.bindings.values()}
@@ -270,24 +278,27 @@ class Flock:
         kept = self._home.operator(operator.spec.name)
         if kept is not None:
             operator.spec.check_fits(kept[0])
-        self._home.keep(operator.spec, None)
 
     def _announce(self, operator: Operator) -> None:
         """To the controller first, so that a host that starts in between has it too."""
         self._controller.add(operator)
         try:
             for host in self._controller.hosts().values():
-                client = Client(host.address, self._settings.token)
-                try:
-                    client.call("define", operator=operator_json(operator))
-                finally:
-                    client.close()
-        except HostUnavailable:
-            self._controller.wait_hosts(list(self._home.routing.hosts), START_TIMEOUT_S)
+                self._define_at(host, operator)
         except GodwitError:
             self._controller.remove(operator.spec.name)
             raise
+        self._home.keep(operator.spec, None)
         self._operators[operator.spec.name] = operator
+
+    def _define_at(self, host: Registered, operator: Operator) -> None:
+        client = Client(host.address, self._settings.token)
+        try:
+            client.call("define", operator=operator_json(operator))
+        except HostUnavailable:
+            return  # it died; whoever follows it takes its definitions from the controller
+        finally:
+            client.close()
 
     def _route(self, operator: Operator, numbered_by: Numbering) -> Route:
         spec = operator.spec

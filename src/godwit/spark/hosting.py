@@ -11,12 +11,13 @@ from collections.abc import Iterable
 
 from pyspark import InheritableThread, SparkContext
 
-from godwit.errors import Bug, Fenced, GodwitError, HostUnavailable
+from godwit.errors import Bug, CheckpointUnusable, Fenced, GodwitError, HostUnavailable
 from godwit.runtime.controller import Controller
 from godwit.runtime.host import Host, HostConfig
-from godwit.runtime.leases import check_owner
+from godwit.runtime.leases import check_owner, host_directory, write_failure
 from godwit.transport.flight import Client
 
+PAUSE_S_MAX = 5.0
 FAILURES_MAX = 3  # starts in a row that never came to serving: then something is wrong that a restart does not mend
 
 
@@ -27,7 +28,8 @@ def serve(config: HostConfig) -> None:
         host.run()
     except Exception as error:
         told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
-        _tell(config, told.at(host=config.host))
+        write_failure(host_directory(config.checkpoint, config.host), told.at(host=config.host))
+        _tell(config, told)
         raise
 
 
@@ -64,11 +66,15 @@ class HostJob:
             before = self._generation()
             self._run_once()
             failures = 0 if self._generation() > before else failures + 1
-            if failures > FAILURES_MAX or self._replaced():
+            if (failures > FAILURES_MAX and not self._may_mend()) or self._replaced():
                 self.gave_up = not self._stopping.is_set()
                 return
-            self._stopping.wait(0.0 if failures == 0 else 0.2 * 2**failures)
+            self._stopping.wait(0.0 if failures == 0 else min(0.2 * 2**failures, PAUSE_S_MAX))
             self.restarts += not self._stopping.is_set()
+
+    def _may_mend(self) -> bool:
+        """Whether somebody may make it work from outside, by making room for instance."""
+        return isinstance(self._controller.failure(self.config.host), CheckpointUnusable)
 
     def _replaced(self) -> bool:
         """Whether a newer flock has opened the checkpoint: starting again would only fence its hosts."""

@@ -42,10 +42,11 @@ def initial_rows(initial: DataFrame | GroupedData, key_schema: pa.Schema) -> Dat
 
 
 def _grouped_by(grouped: GroupedData) -> list[str]:
-    """The columns of a groupBy, which PySpark itself does not show; an attribute reads `name#17L`."""
+    """The columns of a groupBy, which PySpark itself does not show; an attribute reads `name#17L` or `'name`."""
     found: Any = grouped._jgd
     expressions = found.groupingExprs()
-    return [expressions.apply(i).toString().partition("#")[0] for i in range(expressions.size())]
+    shown = [str(expressions.apply(i).toString()) for i in range(expressions.size())]
+    return [name.lstrip("'").replace("`", "").partition("#")[0] for name in shown]
 
 
 def by_owner(frame: DataFrame, routing: Routing) -> dict[str, bytes]:

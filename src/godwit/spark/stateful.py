@@ -192,7 +192,7 @@ class _StatefulAdapter:
             calls()
         except GodwitError as error:
             raise error.at(key=scope.shown_key, trace=user_trace(error)) from error.__cause__
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _failed(error, name, scope.shown_key) from error
         finally:
             scope.key = None
@@ -262,7 +262,7 @@ class PandasAdapter(_StatefulAdapter):
         return pd.Timestamp(wall_clock)
 
 
-def _failed(error: Exception, name: str, key: Key | None) -> ProcessorFailed:
+def _failed(error: BaseException, name: str, key: Key | None) -> ProcessorFailed:
     said = f": {error}" if str(error) else ""
     return ProcessorFailed(
         f"{name} raised {type(error).__name__}{said}",

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Condition, Lock
 from typing import Final, Self
 
-from godwit.errors import CheckpointUnusable, GodwitError, InvariantBroken
+from godwit.errors import CheckpointCorrupt, CheckpointUnusable, GodwitError, InvariantBroken
 from godwit.state.frames import FILE_HEADER, Body, Draft, Info, Part
 from godwit.state.manifest import Fence, Manifest, read_manifest
 from godwit.state.recovery import Recovered, sealed_segments, take_over
@@ -64,6 +64,7 @@ class Changelog:
         self._line_bytes = 0
         self._seq = 0
         self._seq_bytes = segment_bytes_max  # full: the first frame begins the first segment
+        self._head_lsn = recovered.next_lsn - 1  # the frame that the segment begins with
         # What is written.
         self._file: FileWriter | None = None
         self._file_seq = 0
@@ -150,10 +151,11 @@ class Changelog:
                 self._changed.notify_all()
 
     def rotate(self) -> None:
-        """Begin a new segment, so that all before it is sealed and can be compacted."""
+        """Begin a new segment, if there is anything in this one: all before it can then be compacted."""
         with self._changed:
             self._check()
-            self._begin_segment()
+            if self._next_lsn - 1 > self._head_lsn:
+                self._begin_segment()
             lsn = self._next_lsn - 1
         self.flush(lsn)
 
@@ -163,7 +165,12 @@ class Changelog:
             return []
         with self._changed:
             open_seq = self._file_seq
-        return sealed_segments(self.directory, read_manifest(self.directory, self.generation), open_seq)
+        try:
+            manifest = read_manifest(self.directory, self.generation)
+        except CheckpointCorrupt:
+            self._fence.check()  # a newer generation removes the manifests of older ones
+            raise
+        return sealed_segments(self.directory, manifest, open_seq)
 
     def survived(self, generation: int, lsn: int) -> bool:
         """Tell whether that frame of that generation is in the log as it stands now."""
@@ -204,7 +211,7 @@ class Changelog:
             raise InvariantBroken("the changelog was used before all recovered parts were read")
         self._seq += 1
         self._seq_bytes = len(FILE_HEADER)
-        self._enqueue(Draft(self._standing.parts()))
+        self._head_lsn = self._enqueue(Draft(self._standing.parts()))
 
     def _write(self, line: list[_Run]) -> None:
         for run in line:

@@ -63,7 +63,23 @@ class Share:
 
     dropped: Piece | None = None
     define: Piece | None = None
+    mark: Piece | None = None  # the newest; older ones stand among the pieces too
     pieces: list[Piece] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        match piece.info["kind"]:
+            case "define":
+                self.define = piece
+            case "mark":
+                # A new segment repeats the mark that stands; it counts from where it was first made.
+                if self.mark is None or self.mark.load() != piece.load():
+                    self.mark = piece
+                    self.pieces.append(piece)
+            case _:
+                self.pieces.append(piece)
+
+    def stands(self) -> bool:
+        return bool(self.define or self.pieces)
 
     def divide(self, settled: int | None) -> tuple[list[Piece], list[Piece]]:
         """(to be merged, to be carried). Merged rows go first, so state after carried state is carried too.
@@ -72,16 +88,15 @@ class Share:
         """
         merged_before = [piece.info["batch"] for piece in self.pieces if piece.slice]
         limit = max([*merged_before, *([] if settled is None else [settled])], default=None)
-        newest_mark = max((at for at, p in enumerate(self.pieces) if p.info["kind"] == "mark"), default=None)
         merged: list[Piece] = []
         carried: list[Piece] = []
         held_back = False
-        for at, piece in enumerate(self.pieces):
+        for piece in self.pieces:
             kind = piece.info["kind"]
             over = limit is not None and piece.info.get("batch", limit + 1) <= limit
             if kind == "state" and over and not held_back:
                 merged.append(piece)
-            elif not (kind == "ledger" and over) and not (kind == "mark" and at != newest_mark):
+            elif not (kind == "ledger" and over) and not (kind == "mark" and piece is not self.mark):
                 carried.append(piece)
                 held_back = held_back or kind == "state"
         return merged, carried
@@ -116,14 +131,10 @@ def gather(files: Iterable[FileParts]) -> dict[str, Share]:
     shares: dict[str, Share] = {}
     for piece in chain.from_iterable(files):
         operator = str(piece.info.get("op"))
-        share = shares.setdefault(operator, Share())
-        match piece.info["kind"]:
-            case "drop":
-                shares[operator] = Share(dropped=piece)
-            case "define":
-                share.define = piece
-            case _:
-                share.pieces.append(piece)
+        if piece.info["kind"] == "drop":
+            shares[operator] = Share(dropped=piece)
+        else:
+            shares.setdefault(operator, Share()).add(piece)
     return shares
 
 
@@ -132,23 +143,29 @@ class Merge:
     """How shares become the parts of a snapshot."""
 
     settled: Mapping[str, int]
-    defined: Mapping[str, Piece]  # define parts in files before those that are merged
-    whole: bool  # nothing stands before these files: what only undoes older rows can go
+    before: Mapping[str, Share]  # in the files before those that are merged
     slice_bytes: int
 
     def parts(self, shares: Mapping[str, Share]) -> Iterator[Part]:
         for operator, share in shares.items():
-            merged, carried = share.divide(self.settled.get(operator))
-            if share.dropped and not self.whole:
-                yield share.dropped.load()
+            below = self.before.get(operator)
+            below = below if below and below.stands() else None
+            if share.dropped:
+                if below:
+                    yield share.dropped.load()
+                below = None
             if share.define:
                 yield share.define.load()
+            merged, carried = share.divide(self.settled.get(operator))
             if merged:
-                define = share.define or (None if share.dropped else self.defined.get(operator))
-                yield from self._rows(operator, define, merged)
+                define = share.define or (below.define if below else None)
+                yield from self._rows(operator, define, merged, keep_removals=below is not None)
             yield from (piece.load() for piece in carried)
 
-    def _rows(self, operator: str, define: Piece | None, merged: Sequence[Piece]) -> Iterator[Part]:
+    def _rows(
+        self, operator: str, define: Piece | None, merged: Sequence[Piece], keep_removals: bool
+    ) -> Iterator[Part]:
+        """Removals are of use only where there is something below to be removed."""
         if define is None:
             raise InvariantBroken("state was logged of an operator that was never defined", operator=operator)
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(define.info["schema"])))
@@ -157,7 +174,7 @@ class Merge:
         count = slice_count(sum(piece.size_bytes for piece in merged), self.slice_bytes)
         for index in range(count):
             rows = pa.concat_tables([source.rows(index, count) for source in sources]).combine_chunks()
-            rows = latest(rows, schema.names[:COLUMN_VAR], keep_removals=not self.whole)
+            rows = latest(rows, schema.names[:COLUMN_VAR], keep_removals)
             info = {"kind": "state", "op": operator, "batch": batch, "slice": [index, count]}
             yield from (Part(info, body) for body in _serialized(rows))
 

@@ -129,7 +129,7 @@ def _succeed(directory: Path, generation: int) -> tuple[Manifest, int]:
 def _end_of(directory: Path, old: Manifest) -> tuple[list[Stored], int]:
     """The segments that the last generation wrote, without a torn tail, and the lsn that comes next."""
     own = [directory / str(name) for name in old.own_segments(directory)]
-    ended = [Stored(path.name, _size_bytes(path)) for path in own[:-1]]
+    ended = [Stored(path.name, size_bytes_of(path)) for path in own[:-1]]
     last_lsn = None
     for path in own[-1:]:
         with open_reader(path) as reader:
@@ -180,7 +180,7 @@ def open_reader(
         raise unusable("read", path, error) from error
 
 
-def _size_bytes(path: Path) -> int:
+def size_bytes_of(path: Path) -> int:
     with open_reader(path) as reader:
         return reader.size_bytes
 

@@ -94,7 +94,10 @@ class FileWriter:
             raise unusable("sync", self.path, error) from error
 
     def close(self) -> None:
-        os.close(self._fd)
+        try:
+            os.close(self._fd)
+        except OSError as error:  # where writes are buffered by a server, this may be the first to fail
+            raise unusable("close", self.path, error) from error
 
 
 def _write_all(fd: int, views: Sequence[memoryview]) -> int:

@@ -13,7 +13,7 @@ rest. A new snapshot is always synced before it replaces anything, whatever the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -23,7 +23,7 @@ from godwit.errors import GodwitError, InvariantBroken
 from godwit.state.frames import BLOCK_BYTES, Draft
 from godwit.state.manifest import Fence, Manifest, Stored, read_manifest, sweep, write_manifest
 from godwit.state.merge import FileParts, Merge, gather
-from godwit.state.recovery import open_reader
+from godwit.state.recovery import open_reader, size_bytes_of
 from godwit.state.segments import FileName, FileWriter, list_names, parse_name, publish
 
 ROUND_BYTES: Final = 128 << 20  # of segments merged at once: they are held in memory
@@ -81,7 +81,7 @@ class Compactor:
         waiting: list[_Input] = []
         size = 0
         for file in _in_log_order(read_manifest(directory, self._generation), sealed):
-            file_bytes = file.bytes or file.path.stat().st_size
+            file_bytes = file.bytes or size_bytes_of(file.path)
             if waiting and size + file_bytes > self._round_bytes:
                 yield waiting
                 waiting, size = [], 0
@@ -122,9 +122,8 @@ class Compactor:
         with ExitStack() as stack:
             shares = gather([stack.enter_context(file.open()) for file in files])
             earlier = [_Input(directory / stored.file, stored.bytes, snapshot=True) for stored in before]
-            known = gather([stack.enter_context(file.open()) for file in earlier])
-            defined = {operator: share.define for operator, share in known.items() if share.define}
-            merge = Merge(settled, defined, whole=not before, slice_bytes=self._slice_bytes)
+            below = gather([stack.enter_context(file.open()) for file in earlier])
+            merge = Merge(settled, below, self._slice_bytes)
             with self._new_snapshot(directory) as writer:
                 for number, part in enumerate(merge.parts(shares), 1):
                     writer.write(Draft([part]).numbered(number))
@@ -143,7 +142,8 @@ class Compactor:
             yield writer
             writer.sync()
         except GodwitError:
-            writer.path.unlink(missing_ok=True)  # a full disk should not stay full because of it
+            with suppress(OSError):
+                writer.path.unlink(missing_ok=True)  # a full disk should not stay full because of it
             raise
         finally:
             writer.close()

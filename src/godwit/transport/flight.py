@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from godwit.errors import Bug, GodwitError, HostUnavailable, MalformedRequest, WrongToken
+from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, MalformedRequest, WrongToken
 from godwit.transport import wire
 
 Action = Callable[[dict[str, Any]], dict[str, Any] | bytes]
@@ -52,7 +52,12 @@ class Service(flight.FlightServerBase):
         exchange: Exchange | None = None,
         fetch: Fetch | None = None,
     ) -> None:
-        super().__init__(f"grpc+tcp://{bind}:0", middleware={"token": _Token(token)})
+        try:
+            super().__init__(f"grpc+tcp://{bind}:0", middleware={"token": _Token(token)})
+        except (pa.ArrowException, OSError) as error:
+            raise DefinitionError(
+                f"cannot listen on {bind}: {_first_line(error)}", todo="Give bind= an address that this machine has"
+            ) from error
         self._actions = dict(actions)
         self._exchange = exchange
         self._fetch = fetch

@@ -1,0 +1,776 @@
+"""What users do wrong, on real Spark: each gets an error that says what, where and what next, and no state is lost.
+
+A batch that fails leaves the state as it was; when the cause is gone, the same query goes on exactly.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pyspark.cloudpickle
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+import godwit
+from godwit.errors import (
+    CheckpointCorrupt,
+    CheckpointMismatch,
+    CheckpointUnusable,
+    CheckpointVersion,
+    DefinitionError,
+    NotEnoughSlots,
+    WrongToken,
+)
+from godwit.transport.flight import Client
+from tests.spark.flocks import Kept, wait_until
+from tests.spark.side_by_side import Feed
+
+for pickler in (cloudpickle, pyspark.cloudpickle):
+    pickler.register_pickle_by_value(sys.modules[__name__])
+
+EVENTS = pa.schema({"key": pa.string(), "n": pa.int64(), "at": pa.timestamp("us", tz="UTC")})
+AT = dt.datetime(2024, 5, 1)
+OUTPUT = "key string, count bigint, n bigint"
+BAD = "bad"  # the key at which a processor misbehaves
+HANG_S = 600.0
+
+
+class Moody(StatefulProcessor):
+    """Counts rows by key. While the file `mood` holds a word, does that wrong at the key "bad"."""
+
+    def __init__(self, mood: Path) -> None:
+        self.mood = mood
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "n bigint, last string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n = self.total.get()[0] if self.total.exists() else 0
+        for row in rows:
+            n += 1
+            yield self.answer(key[0], n, row.n)
+        self.total.update((n, key[0]))
+        if key[0] == BAD and self.mood.exists():
+            self.misbehave(self.mood.read_text())
+
+    def answer(self, key: str, count: int, n: int) -> Row:
+        mood = self.mood.read_text() if key == BAD and self.mood.exists() else ""
+        match mood:
+            case "yields a wrong type":
+                return Row(key=key, count="many", n=n)
+            case "yields another column":
+                return Row(key=key, total=count, n=n)
+            case "yields too many values":
+                return Row(key, count, n, "more")
+            case "yields no row":
+                return "neither a Row nor a tuple"  # type: ignore[return-value]
+        return Row(key=key, count=count, n=n)
+
+    def misbehave(self, mood: str) -> None:
+        match mood:
+            case "throws":
+                raise ValueError("no such car")
+            case "keeps a wrong type":
+                self.total.update(("many", "x"))
+            case "keeps too few fields":
+                self.total.update((5,))
+            case "keeps too much":
+                self.total.update((5, "x" * 5000))
+            case "hangs in Python":
+                while True:
+                    time.sleep(0.001)
+            case "hangs in C":
+                time.sleep(HANG_S)
+            case "exits":
+                raise SystemExit("enough")
+
+    def close(self) -> None:
+        pass
+
+
+class Count(godwit.Processor):
+    """The same, native; outputs and state as the mood wants them."""
+
+    state = {"n": pa.int64()}
+    output_schema = pa.schema([("key", pa.string()), ("count", pa.int64()), ("n", pa.int64())])
+
+    def __init__(self, mood: Path) -> None:
+        self.mood = mood
+
+    def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> Any:
+        count = state["n"][rows.codes] + rows.rank + 1
+        state["n"] += rows.counts
+        mood = self.mood.read_text() if (BAD,) in rows.keys and self.mood.exists() else ""
+        match mood:
+            case "yields a wrong type":
+                return self.emit(rows, count=[{"many": 1}] * len(rows))
+            case "yields another column":
+                return self.emit(rows, count=count, total=count)
+            case "yields too few rows":
+                return self.emit(rows, count=count[:-1])
+            case "yields no outputs":
+                return [1, 2, 3]
+            case "keeps a wrong type":
+                state["n"] = ["many"] * len(rows.keys)
+            case "keeps fractions":
+                state["n"] = state["n"] + 0.5
+            case "throws":
+                raise ValueError("no such car")
+        return self.emit(rows, count=count)
+
+
+class Case:
+    """One operator on a flock, its input and its sink; the query can be run again and again."""
+
+    def __init__(self, spark: SparkSession, flock: godwit.Flock, root: Path, name: str) -> None:
+        self.spark = spark
+        self.flock = flock
+        self.name = name
+        self.root = root
+        root.mkdir(exist_ok=True)
+        self.feed = Feed(root / "feed", EVENTS)
+        self.sink = Kept()
+        self.mood = root / "mood"
+        self.frame: DataFrame
+
+    def define(self, **changed: Any) -> Case:
+        given: dict[str, Any] = {"frame": self.feed.stream(self.spark), "keys": "key", "outputStructType": OUTPUT}
+        self.frame = self.flock.transformWithState(
+            **{**given, "statefulProcessor": Moody(self.mood), "name": self.name, **changed}
+        )
+        return self
+
+    def define_native(self, **changed: Any) -> Case:
+        given: dict[str, Any] = {"frame": self.feed.stream(self.spark), "keys": "key", "processor": Count(self.mood)}
+        self.frame = self.flock.process(**{**given, "name": self.name, **changed})
+        return self
+
+    def add(self, *keys: str | None, first: int = 0) -> None:
+        self.feed.add([(key, first + n, AT) for n, key in enumerate(keys)])
+
+    def start(self) -> Any:
+        writer = self.frame.writeStream.foreachBatch(self.sink).trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(self.root / "spark")).start()
+
+    def run(self) -> str:
+        """All that is there; the words of the failure, or none."""
+        query = self.start()
+        try:
+            assert query.awaitTermination(120), "still running"
+        except StreamingQueryException as error:
+            return str(error)
+        return ""
+
+    def state(self) -> dict[str | None, int]:
+        wait_until(lambda: self.flock.status()["hosts"]["host-0"]["state"] == "serving", what="the host serves")
+        column = "total" if "total" in self.flock.state(self.name).columns else "state"
+        return {row["key"]: row[column]["n"] for row in self.flock.state(self.name).collect()}
+
+    def counts(self) -> list[tuple[Any, Any]]:
+        """(key, count) as they left, sorted."""
+        return sorted(((key, count) for key, count, _ in self.sink.rows()), key=repr)
+
+
+@pytest.fixture(scope="module")
+def flock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[godwit.Flock]:
+    with godwit.Flock(spark, hosts=1, checkpoint=tmp_path_factory.mktemp("shared") / "godwit") as flock:
+        yield flock
+
+
+@pytest.fixture
+def case(spark: SparkSession, flock: godwit.Flock, tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+    """An operator of the shared flock, by the name of the test."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name.removeprefix("test_"))
+    return Case(spark, flock, tmp_path / "case", name[:90])
+
+
+def assert_said(text: str, code: str, *words: str) -> None:
+    """The whole message of the error stands in what the user sees, in one piece."""
+    assert f"[{code}]" in text, text
+    message = text[text.index(f"[{code}]") :]
+    for word in words:
+        assert word in message, f"{word!r} is not in {message}"
+
+
+# -- rows and processors: the batch fails, state is as before, the query goes on ---------------------------------------
+
+MOODS = {
+    "throws": ("GODWIT-PROCESSOR-FAILED", "ValueError: no such car", "start the query again"),
+    "exits": ("GODWIT-PROCESSOR-FAILED", "SystemExit: enough", "start the query again"),
+    "keeps a wrong type": ("GODWIT-STATE-TYPE", "variable=total", "'many'"),
+    "keeps too few fields": ("GODWIT-STATE-TYPE", "variable=total", "2"),
+    "keeps too much": ("GODWIT-STATE-TOO-LARGE", "over the limit of 1000", "variable=total", "raise the limit"),
+    "yields a wrong type": (
+        "GODWIT-OUTPUT-MISMATCH",
+        "output column 'count' is int64, not str 'many'",
+        "outputStructType agree",
+    ),
+    "yields another column": (
+        "GODWIT-OUTPUT-MISMATCH",
+        "output column 'count' is not among the fields",
+        "outputStructType agree",
+    ),
+    "yields too many values": (
+        "GODWIT-OUTPUT-MISMATCH",
+        "Rows of the columns ['key', 'count', 'n']",
+        "outputStructType agree",
+    ),
+    "yields no row": ("GODWIT-OUTPUT-MISMATCH", "not str 'neither a Row", "outputStructType agree"),
+}
+HANGS = {
+    "hangs in Python": ("GODWIT-PROCESSOR-TIMEOUT", "more than 1 s", "longer timeout_s"),
+    "hangs in C": ("GODWIT-PROCESSOR-TIMEOUT", "more than 1 s", "longer timeout_s", "host=host-0"),
+}
+
+
+AFTER = [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), (BAD, 1), (BAD, 2)]
+
+
+def assert_fails_and_goes_on(case: Case, moods: dict[str, tuple[str, ...]], *where: str) -> None:
+    """Batch 0 succeeds; batch 1 fails in every mood and changes nothing; without a mood it is processed, exactly."""
+    case.add("a", "b", "a")
+    assert case.run() == ""
+    case.add("a", BAD, BAD, "b", first=10)
+    for mood, (code, *words) in moods.items():
+        case.mood.write_text(mood)
+        assert_said(case.run(), code, *words, f"operator={case.name}", "batch=1", "lane=0", *where)
+        assert case.state() == {"a": 2, "b": 1}, mood
+    case.mood.unlink()
+    assert case.run() == ""
+    assert case.counts() == AFTER
+    assert case.state() == {"a": 3, "b": 2, BAD: 2}
+
+
+def test_a_processor_that_does_wrong_in_many_ways(case: Case) -> None:
+    case.define(value_bytes_max=1000)
+    assert_fails_and_goes_on(case, MOODS, f"key=('{BAD}',)")
+
+
+def test_a_processor_that_hangs_in_python_and_then_in_c_code(case: Case) -> None:
+    case.define(timeout_s=1.0)
+    assert_fails_and_goes_on(case, HANGS, f"key=('{BAD}',)")
+
+
+NATIVE_MOODS = {
+    "throws": ("GODWIT-PROCESSOR-FAILED", "ValueError: no such car", "start the query again"),
+    "keeps a wrong type": ("GODWIT-STATE-TYPE", "field=n", "expected=int64", "Declare a type"),
+    "keeps fractions": ("GODWIT-STATE-TYPE", "field=n", "expected=int64, given=float64", "Declare a type"),
+    "yields a wrong type": ("GODWIT-OUTPUT-MISMATCH", "output column 'count' must be int64", "output_schema agree"),
+    "yields another column": (
+        "GODWIT-OUTPUT-MISMATCH",
+        "['total'] are not in the output schema",
+        "output_schema agree",
+    ),
+    "yields too few rows": ("GODWIT-OUTPUT-MISMATCH", "'count' has 3 values for 4 rows", "output_schema agree"),
+    "yields no outputs": ("GODWIT-OUTPUT-MISMATCH", "must return what emit() gives", "output_schema agree"),
+}
+
+
+def test_a_native_processor_that_does_wrong_in_many_ways(case: Case) -> None:
+    case.define_native()
+    assert_fails_and_goes_on(case, NATIVE_MOODS)
+
+
+def test_null_keys_are_an_error_that_tells_the_row(case: Case) -> None:
+    case.define()
+    case.add("a")
+    case.add("a", "b", None)
+    text = case.run()
+    where = (f"operator={case.name}", "batch=1", "lane=0", "row=2")
+    assert_said(text, "GODWIT-NULL-KEY", "key column 'key' is null", 'nullKeys="bucket"', *where)
+    assert case.state() == {"a": 1}
+
+
+def test_null_keys_have_a_bucket_if_told_so(case: Case) -> None:
+    case.define(nullKeys="bucket")
+    case.add("a", None, "a", None)
+    case.add(None)
+    assert case.run() == ""
+    assert case.state() == {"a": 2, None: 3}
+    assert case.counts() == [("a", 1), ("a", 2), (None, 1), (None, 2), (None, 3)]
+
+
+@pytest.mark.parametrize("sequence", ["7 - n", "0 * n"])
+def test_a_sequence_that_does_not_ascend(sequence: str, case: Case) -> None:
+    frame = case.feed.stream(case.spark).withColumn("lane", sf.lit("x")).withColumn("at_row", sf.expr(sequence))
+    case.define(frame=frame, lane="lane", sequence="at_row")
+    case.add("a", "b")
+    text = case.run()
+    where = (f"operator={case.name}", "batch=0", "lane=column-")
+    assert_said(text, "GODWIT-NOT-REPLAYABLE", "the sequence column goes from", "Kafka's offset", *where)
+    assert case.state() == {}
+
+
+def test_the_words_reach_the_user_through_other_sinks_and_batch_frames_too(case: Case) -> None:
+    case.define()
+    case.add("a", None)
+    writer = case.frame.writeStream.format("parquet").option("checkpointLocation", str(case.root / "spark"))
+    query = writer.trigger(availableNow=True).start(str(case.root / "out"))
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination(120)
+    assert_said(str(caught.value), "GODWIT-NULL-KEY", f"operator={case.name}")
+    case.name += "-batch"
+    case.define(frame=case.feed.batch(case.spark))
+    with pytest.raises(Exception, match="GODWIT-NULL-KEY") as caught_in_batch:
+        case.frame.collect()
+    assert_said(str(caught_in_batch.value), "GODWIT-NULL-KEY", f"operator={case.name}")
+
+
+# -- definitions: refused on the driver, before anything runs -----------------------------------------------------------
+
+
+class Locked(Moody):
+    def __init__(self) -> None:
+        super().__init__(Path("none"))
+        self.lock = threading.Lock()
+
+
+class Throws(Moody):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        raise KeyError("no settings")
+
+
+class Twice(Moody):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.one = handle.getValueState("total", "n bigint")
+        self.two = handle.getListState("total", "n bigint")
+
+
+class Nameless(Moody):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "n whatever")
+
+
+MOODLESS = Moody(Path("none"))
+Changed = dict[str, Any] | Callable[[DataFrame], dict[str, Any]]
+DEFINITIONS: dict[str, tuple[Changed, tuple[str, ...]]] = {
+    "a key column that is not there": ({"keys": "car"}, ("no column 'car'", "Its columns are key, n, at")),
+    "one of several key columns is not there": ({"keys": ["key", "car"]}, ("no column 'car'",)),
+    "no key column": ({"keys": []}, ("no key column was named",)),
+    "a key column named twice": ({"keys": ["key", "key"]}, ("key column 'key' is named twice",)),
+    "keys that are no names": ({"keys": 5}, ("keys=5 are not names of columns",)),
+    "keys that are columns": (
+        lambda frame: {"keys": [frame["key"]]},
+        ("are not names of columns", "Give one name, or a list"),
+    ),
+    "a key of an array": ({"keys": "list"}, ("'list'", "cannot be part of a key", "Group by boolean")),
+    "a key of a map": ({"keys": "map"}, ("'map'", "cannot be part of a key")),
+    "a key of a struct": ({"keys": "struct"}, ("'struct'", "cannot be part of a key")),
+    "a lane without a sequence": ({"lane": "key"}, ("lane and sequence columns go together",)),
+    "a sequence without a lane": ({"sequence": "n"}, ("lane and sequence columns go together",)),
+    "a sequence that is no number": ({"lane": "key", "sequence": "key"}, ("'key' is string, not a whole number",)),
+    "a sequence that is not there": ({"lane": "key", "sequence": "offset"}, ("no column 'offset'",)),
+    "complete output mode": ({"outputMode": "complete"}, ("outputMode='complete' is not supported", "append, update")),
+    "an unknown output mode": ({"outputMode": "most"}, ("outputMode='most' is not supported",)),
+    "no output mode": ({"outputMode": None}, ("outputMode='none' is not supported",)),
+    "an unknown time mode": ({"timeMode": "lunar"}, ("timeMode='lunar' is not known", "processingTime or eventTime")),
+    "event time without a watermark": (
+        {"timeMode": "eventTime"},
+        ("needs one column with a watermark", "withWatermark("),
+    ),
+    "an unknown option": ({"nulKeys": "bucket"}, ("unknown argument 'nulKeys'", "Use nullKeys")),
+    "an unknown policy for nulls": ({"nullKeys": "skip"}, ("nullKeys='skip' is not supported", "error, bucket")),
+    "an unknown policy for watermarks": ({"watermarkPolicy": "mean"}, ("watermarkPolicy='mean' is not supported",)),
+    "no time at all": ({"timeout_s": 0}, ("timeout_s=0 is not a time",)),
+    "a time that is text": ({"timeout_s": "5"}, ("timeout_s='5' is not a time",)),
+    "no bytes at all": ({"value_bytes_max": 0}, ("value_bytes_max=0 is not a size",)),
+    "an output that cannot be read": ({"outputStructType": "key strin"}, ("'key strin' cannot be read",)),
+    "an output that is no schema": ({"outputStructType": 5}, ("must be a StructType or a DDL string, not 5",)),
+    "no processor": ({"statefulProcessor": "Moody"}, ("a pyspark StatefulProcessor is expected, not str",)),
+    "a native processor": ({"statefulProcessor": Count(Path("none"))}, ("not Count", "flock.process")),
+    "a processor class": ({"statefulProcessor": Moody}, ("a pyspark StatefulProcessor is expected, not type",)),
+    "a processor with a lock": (
+        {"statefulProcessor": Locked()},
+        ("cannot be sent to hosts", "lock", "Open connections"),
+    ),
+    "a variable declared twice": ({"statefulProcessor": Twice(Path("none"))}, ("'total' is declared twice in init",)),
+    "a variable of an unknown type": ({"statefulProcessor": Nameless(Path("none"))}, ("'n whatever' cannot be read",)),
+    "grouped rows": (lambda frame: {"frame": frame.groupBy("key")}, ("a DataFrame is expected, not GroupedData",)),
+}
+
+
+@pytest.fixture(scope="module")
+def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """A stream with a column of every kind that cannot be a key."""
+    events = Feed(tmp_path_factory.mktemp("wide") / "feed", EVENTS).stream(spark)
+    nested = {"list": "array(n)", "map": "map(key, n)", "struct": "struct(n)"}
+    return events.withColumns({name: sf.expr(made) for name, made in nested.items()})
+
+
+@pytest.mark.parametrize("wrong", DEFINITIONS)
+def test_a_definition_with(wrong: str, flock: godwit.Flock, wide: DataFrame) -> None:
+    changed, words = DEFINITIONS[wrong]
+    changed = changed(wide) if callable(changed) else changed
+    given: dict[str, Any] = {"frame": wide, "keys": "key", "outputStructType": OUTPUT, "statefulProcessor": MOODLESS}
+    with pytest.raises(DefinitionError) as caught:
+        flock.transformWithState(**{**given, "name": "refused", **changed})
+    assert_said(str(caught.value), "GODWIT-DEFINITION", *words)
+    assert caught.value.todo or "cannot be read" in str(caught.value), "says what to do next"
+    with pytest.raises(DefinitionError, match="no operator of this name"):
+        flock.state("refused")
+
+
+def test_an_init_that_throws_is_told_at_definition_time(flock: godwit.Flock, wide: DataFrame) -> None:
+    with pytest.raises(godwit.errors.ProcessorFailed, match=r"init raised KeyError: 'no settings'.*operator=refused"):
+        flock.transformWithState(wide, "key", Throws(Path("none")), OUTPUT, name="refused")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a/b", "../up", "ä", ".hidden", "x" * 101, "a@b", None, 5])
+def test_an_operator_name_that_cannot_be(name: Any, flock: godwit.Flock, wide: DataFrame) -> None:
+    with pytest.raises(DefinitionError, match=r"is not a name for an operator.*Use letters, digits"):
+        flock.transformWithState(wide, "key", MOODLESS, OUTPUT, name=name)
+
+
+def test_an_operator_name_used_twice(case: Case) -> None:
+    case.define()
+    with pytest.raises(
+        DefinitionError, match=f"already defined on this flock.*operator={case.name}.*a name of its own"
+    ):
+        case.define()
+    with pytest.raises(DefinitionError, match="already defined"):
+        case.define_native()
+    case.add("a")
+    assert case.run() == "", "the first is as it was"
+
+
+def test_a_refused_definition_does_not_block_the_right_one(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor's module is there on the driver and not on hosts."""
+    (case.root / "only_here.py").write_text("class Settings:\n    pass\n")
+    monkeypatch.syspath_prepend(str(case.root))
+    import only_here  # type: ignore[import-not-found]
+
+    processor = Moody(case.mood)
+    processor.settings = only_here.Settings()  # type: ignore[attr-defined]
+    with pytest.raises(DefinitionError, match=f"cannot be loaded on a host.*only_here.*operator={case.name}.*pyFiles"):
+        case.define(statefulProcessor=processor, outputStructType="key string")
+    case.define()
+    case.add("a")
+    assert case.run() == ""
+    assert case.state() == {"a": 1}
+
+
+# -- flocks and checkpoints -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hosts": 0}, "hosts=0 is not possible"),
+        ({"hosts": "2"}, "hosts='2' is not possible"),
+        ({"groups": 0}, "groups=0 is not possible"),
+        ({"durability": "hope"}, "durability='hope' is not possible. Give 'process' or 'disk'"),
+        ({"onGap": "jump"}, "onGap='jump' is not possible"),
+        ({"token": "two\nlines"}, "the token cannot be sent"),
+        ({"token": ""}, "the token cannot be sent"),
+        ({"checkpoint": None}, "checkpoint=None is not a path"),
+        ({"bind": "203.0.113.7"}, "cannot listen on 203.0.113.7"),
+        ({"spark": "local[2]"}, "a classic SparkSession is expected, not builtins.str"),
+    ],
+)
+def test_a_flock_with_wrong_arguments(changed: dict[str, Any], said: str, spark: SparkSession, tmp_path: Path) -> None:
+    threads = set(threading.enumerate())
+    with pytest.raises(DefinitionError) as caught:
+        godwit.Flock(**{"spark": spark, "hosts": 1, "checkpoint": tmp_path / "ck", **changed})
+    assert_said(str(caught.value), "GODWIT-DEFINITION", said)
+    assert caught.value.todo
+    assert {thread.name for thread in set(threading.enumerate()) - threads if "godwit" in thread.name} == set()
+
+
+def test_more_hosts_than_there_are_slots(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(NotEnoughSlots, match=r"20 hosts need 21 task slots .* Spark has 6\. Use local\[22\]"):
+        godwit.Flock(spark, hosts=20, checkpoint=tmp_path / "ck")
+    assert not (tmp_path / "ck").exists()
+
+
+def test_a_stopped_session(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "_jsc", None)  # what stop() does
+    with pytest.raises(DefinitionError, match=r"this SparkSession has been stopped\. Make a new session"):
+        godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "ck")
+
+
+def test_directories_that_cannot_be_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "spark" / "offsets").mkdir(parents=True)
+    for path, kind, words in (
+        (
+            tmp_path / "file" / "ck",
+            CheckpointUnusable,
+            ("file/ck cannot be written", "Give a directory that this user"),
+        ),
+        (Path("/proc/godwit"), CheckpointUnusable, ("/proc/godwit cannot be written", "Give a directory")),
+        (tmp_path / "spark", CheckpointMismatch, ("holds no flock (found offsets)", "must be another one")),
+        (
+            "s3a://bucket/ck",
+            CheckpointUnusable,
+            ("'s3a://bucket/ck' is not a path of a file system", "Give a directory"),
+        ),
+    ):
+        with pytest.raises(kind) as caught:
+            godwit.Flock(spark, hosts=1, checkpoint=path)
+        assert_said(str(caught.value), kind.code, *words)
+
+
+class Life:
+    """A flock that is opened again and again over one checkpoint, and its query."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark
+        self.root = root
+        self.case = Case(spark, None, root / "case", "count")  # type: ignore[arg-type]
+        self.godwit = root / "godwit"
+        self.spark_checkpoint = root / "case" / "spark"
+
+    def open(self, **changed: Any) -> godwit.Flock:
+        self.case.flock = godwit.Flock(self.spark, **{"hosts": 1, "checkpoint": self.godwit, **changed})
+        return self.case.flock
+
+    def run(self, **changed: Any) -> str:
+        """One life of the application: open, define, run all there is, close."""
+        with self.open(**changed):
+            return self.case.define().run()
+
+    def counts(self) -> list[tuple[Any, Any]]:
+        return self.case.counts()
+
+
+@pytest.fixture
+def life(spark: SparkSession, tmp_path: Path) -> Iterator[Life]:
+    life = Life(spark, tmp_path)
+    yield life
+    if life.case.flock is not None:
+        life.case.flock.close()
+
+
+def copied(source: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    return Path(shutil.copytree(source, target))
+
+
+def test_checkpoints_that_do_not_belong_together(life: Life) -> None:
+    life.case.add("a", "b")
+    assert life.run() == ""
+    older = {path: copied(path, path.with_name(f"{path.name}-older")) for path in (life.godwit, life.spark_checkpoint)}
+    life.case.add("a")
+    life.case.add("a")
+    assert life.run() == ""
+    newer = {path: copied(path, path.with_name(f"{path.name}-newer")) for path in (life.godwit, life.spark_checkpoint)}
+    life.case.add("b")
+    for godwit_from, spark_from, said, todo in (
+        (
+            None,
+            newer,
+            "no Godwit state for the batches before it: Godwit's checkpoint is missing",
+            "from the same copy",
+        ),
+        (newer, None, "this state belongs to query", "Start the query with the checkpointLocation it had"),
+        (older, newer, "this state ends at batch 0", "onGap='accept'"),
+        (
+            newer,
+            older,
+            "this state already holds batch 2: Spark's checkpoint is older than Godwit's",
+            "from the same copy",
+        ),
+    ):
+        for path, source in ((life.godwit, godwit_from), (life.spark_checkpoint, spark_from)):
+            shutil.rmtree(path)
+            if source is not None:
+                copied(source[path], path)
+        with life.open():
+            text = life.case.define().run()
+            assert_said(text, "GODWIT-CHECKPOINT-MISMATCH", said, todo, "operator=count")
+            wanted = {None: {}, str(older): {"a": 1, "b": 1}, str(newer): {"a": 3, "b": 1}}
+            held = life.case.state()
+            assert held == wanted[None if godwit_from is None else str(godwit_from)]
+    for path, source in newer.items():
+        copied(source, path)
+    assert life.run() == "", "those that belong together go on"
+    assert life.counts() == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2)]
+
+
+def test_a_checkpoint_used_with_another_definition(life: Life) -> None:
+    life.case.add("a", "b")
+    assert life.run() == ""
+    life.case.add("a")
+
+    class Other(Moody):
+        pass
+
+    class MoreState(Moody):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.total = handle.getValueState("total", "n double, last string")
+
+    MoreState.__qualname__ = Moody.__qualname__
+    stream = life.case.feed.stream(life.spark)
+    with life.open():
+        for changed, said in (
+            ({"keys": "n"}, "key (n int64) instead of (key string)"),
+            ({"keys": ["key", "n"]}, "key (key string, n int64) instead of (key string)"),
+            ({"frame": stream.withColumn("key", sf.expr("length(key)"))}, "key (key int32) instead of (key string)"),
+            ({"statefulProcessor": Other(life.case.mood)}, "Other (row) instead of Moody (row)"),
+            ({"statefulProcessor": MoreState(life.case.mood)}, "state variable 'total' has another type"),
+            ({"outputStructType": "key string, count bigint"}, "output (key string, count int64) instead of"),
+            ({"timeMode": "processingTime"}, "timeMode processingTime instead of none"),
+        ):
+            with pytest.raises(CheckpointMismatch) as caught:
+                life.case.define(**changed)
+            assert_said(
+                str(caught.value), "GODWIT-CHECKPOINT-MISMATCH", said, "operator=count", "Use the definition that"
+            )
+        with pytest.raises(CheckpointMismatch, match=r"Count \(native\) instead of Moody \(row\)"):
+            life.case.define_native()
+        assert life.case.define().run() == "", "the right one goes on"
+        assert life.case.state() == {"a": 2, "b": 1}
+    assert life.counts() == [("a", 1), ("a", 2), ("b", 1)]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+def test_damaged_newer_and_other_checkpoints_are_refused_whole(life: Life) -> None:
+    for n in range(3):
+        life.case.add("a", "b", first=10 * n)
+    assert life.run() == ""
+    life.case.add("a")
+    flock_json = life.godwit / "flock.json"
+    log = max((life.godwit / "hosts" / "host-0").glob("log-*"), key=lambda path: path.stat().st_size)
+    good = {path: path.read_bytes() for path in (flock_json, log)}
+    newer = json.dumps({**json.loads(good[flock_json]), "format": 99}).encode()
+    middle = log.stat().st_size // 2
+
+    def damage_middle() -> None:
+        flip(log, middle)
+
+    def newer_log() -> None:
+        log.write_bytes(good[log][:7] + bytes([99]) + good[log][8:])
+
+    def newer_flock() -> None:
+        flock_json.write_bytes(newer)
+
+    def cut_flock() -> None:
+        flock_json.write_bytes(good[flock_json][:20])
+
+    damages: tuple[tuple[Callable[[], None], type[godwit.GodwitError], tuple[str, ...]], ...] = (
+        (damage_middle, CheckpointCorrupt, (log.name, f"file={log}", "operators=count", "host=host-0", "from a copy")),
+        (newer_log, CheckpointVersion, (log.name, "format version 99", "reads up to 1", "or a newer one")),
+        (newer_flock, CheckpointVersion, ("format 99, this version reads up to 1", "or a newer one")),
+        (cut_flock, CheckpointCorrupt, ("flock.json cannot be read", "from a copy")),
+    )
+    for damage, kind, words in damages:
+        damage()
+        with pytest.raises(kind) as caught:
+            life.open()
+        assert_said(str(caught.value), kind.code, *words)
+        for path, content in good.items():
+            path.write_bytes(content)
+    with pytest.raises(CheckpointMismatch, match=r"has 1 hosts, 2 were asked for\. Open it with hosts=1"):
+        life.open(hosts=2)
+    assert life.run() == "", "once it is whole again, all goes on"
+    assert life.counts() == [("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 1), ("b", 2), ("b", 3)]
+
+
+def test_a_closed_flock(life: Life) -> None:
+    life.case.add("a")
+    flock = life.open()
+    life.case.define()
+    flock.close()
+    flock.close()
+    for use in (life.case.define, lambda: flock.state("count"), flock.status):
+        with pytest.raises(DefinitionError, match=r"this flock is closed\. Open a new Flock on the same checkpoint"):
+            use()
+    began = time.monotonic()
+    text = life.case.run()
+    assert_said(
+        text, "GODWIT-STALE-GENERATION", "has been closed", "operator=count", "batch=0", "define the operator again"
+    )
+    assert time.monotonic() - began < 30, "a frame of a closed flock does not wait for hosts that never come"
+    assert life.run() == ""
+    assert life.counts() == [("a", 1)]
+
+
+def test_a_wrong_token(flock: godwit.Flock) -> None:
+    address = flock.status()["hosts"]["host-0"]["address"]
+    client = Client(address, "guessed")
+    with pytest.raises(WrongToken, match=f"{address} does not accept this token.*same value on all sides"):
+        client.call("status")
+    client.close()
+    assert flock.status()["hosts"]["host-0"]["state"] == "serving"
+
+
+# -- a full disk ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that is soon full; needs the right to mount."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "godwit-tiny", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a file system of our own")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (64 << 10, 4 << 10, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    return ballast
+
+
+def test_a_disk_that_is_full_when_the_flock_opens(spark: SparkSession, tiny_disk: Path) -> None:
+    ballast = fill(tiny_disk)
+    with pytest.raises(CheckpointUnusable, match=r"disk/ck is full: No space left on device\. Free some space there"):
+        godwit.Flock(spark, hosts=1, checkpoint=tiny_disk / "ck")
+    ballast.unlink()
+    godwit.Flock(spark, hosts=1, checkpoint=tiny_disk / "ck").close()
+
+
+def test_a_disk_that_fills_up_while_the_query_runs(life: Life, tiny_disk: Path) -> None:
+    life.godwit = tiny_disk / "godwit"
+    life.case.add("a", "b")
+    flock = life.open()
+    assert life.case.define().run() == ""
+    ballast = fill(tiny_disk)
+    life.case.add("a", *(f"k{n}" for n in range(2000)))
+    text = life.case.run()
+    assert_said(
+        text,
+        "GODWIT-CHECKPOINT-UNUSABLE",
+        "No space left on device",
+        "operator=count",
+        "batch=1",
+        "host=host-0",
+        "Make room",
+    )
+    ballast.unlink()
+    wait_until(lambda: flock.status()["hosts"]["host-0"]["state"] == "serving", 60, "the host comes back by itself")
+    assert life.case.run() == "", "the same flock and the same query go on"
+    assert life.case.state() == {"a": 2, "b": 1, **{f"k{n}": 1 for n in range(2000)}}
+    flock.close()
+    life.case.add("b")
+    assert life.run() == ""
+    assert [count for key, count in life.counts() if key in "ab"] == [1, 2, 1, 2]
+    assert len(life.counts()) == 2004
