@@ -43,7 +43,6 @@ class App:
     fail_tasks: bool = False
     stay: bool = False  # do not close the flock at the end, wait to be ended
     memory_max_bytes: int | None = None
-    temp: str | None = None
 
     @property
     def path(self) -> Path:
@@ -66,9 +65,10 @@ class App:
             "PYTHONPATH": str(ROOT),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "GODWIT_TEST_FOLDER": self.folder,
         }
-        if self.temp is not None:
-            env["TMPDIR"] = self.temp
+        if (self.path / "temp").exists():
+            env["TMPDIR"] = str(self.path / "temp")
         with (self.path / f"{self.name}.log").open("ab") as log:
             return subprocess.Popen([sys.executable, "-m", "tests.faults.driver", str(config)], stdout=log, stderr=log, env=env)
 

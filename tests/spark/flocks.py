@@ -76,9 +76,11 @@ class KeyCount:
     keys: int = 40
     per_batch: int = 500
     lanes: int = 2
+    lane_by: str = "key"
 
     def options(self) -> dict[str, str]:
-        given = {"keys": self.keys, "rows": self.rows, "rows_per_batch": self.per_batch, "lanes": self.lanes}
+        given: dict[str, Any] = {"keys": self.keys, "rows": self.rows, "rows_per_batch": self.per_batch}
+        given |= {"lanes": self.lanes, "lane_by": self.lane_by}
         return {"workload": "key-count", "rows_per_second": "0", **{name: str(value) for name, value in given.items()}}
 
     def stream(self, spark: SparkSession) -> DataFrame:

@@ -325,6 +325,25 @@ def test_operator_that_came_and_went_between_two_compactions_leaves_nothing(host
     assert {part.info["op"] for part in host.reopen()} == {"b"}
 
 
+def test_operator_is_dropped_once_however_often_it_came_and_went(host: Host) -> None:
+    host.write([define("b"), put("b", 1, BIG), define("a"), put("a", 1, {1: "x"})])
+    host.compact({"a": 1, "b": 1})
+    host.write([drop("a"), put("b", 2, dict.fromkeys(range(100, 120), "y" * 100))])
+    host.compact({"b": 2})
+    host.write([define("a"), drop("a")])
+    host.compact({"b": 2})
+    assert len(host.names("snap")) == 3
+    assert [kind for kind, _ in kinds(host.reopen())].count("drop") == 1
+
+
+def test_define_from_before_a_drop_does_not_count(host: Host) -> None:
+    host.write([define("a"), put("a", 1, BIG)])
+    host.compact({"a": 1})
+    host.write([drop("a"), put("a", 1, {1: "x"})])
+    with pytest.raises(InvariantBroken, match="never defined"):
+        host.compact({"a": 1})
+
+
 def test_removals_stay_only_where_there_is_something_below(host: Host) -> None:
     host.write([define("b"), put("b", 1, BIG)])
     host.compact({"b": 1})

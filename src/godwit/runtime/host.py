@@ -28,6 +28,7 @@ from godwit.errors import (
     InvariantBroken,
     ProcessorTimeout,
     StaleGeneration,
+    UnsupportedQuery,
     WorkLost,
 )
 from godwit.model.progress import BatchRef
@@ -258,6 +259,12 @@ class Host:
     def _scoped(self, operator: Operator, scope: str) -> Seat:
         """State for one evaluation of a batch DataFrame. Evaluations that have ended are dropped now."""
         name = f"{operator.spec.name}@{scope}"
+        if not operator.spec.ephemeral:
+            raise UnsupportedQuery(
+                "a batch of a stream was evaluated outside its query, so its rows cannot be told from new ones",
+                todo="Evaluate it in the thread that runs foreachBatch, or in a pyspark.InheritableThread started there",
+                operator=operator.spec.name,
+            )
         active = set(self._controller.call("active_scopes")["scopes"])
         with self._admin:
             if name in self._seats:

@@ -227,7 +227,9 @@ class States:
             return
         if given.shape not in ((), target.shape):
             raise StateTypeError(
-                f"{len(self.keys)} keys, but values of shape {given.shape}", todo="Give one value for each key", field=field
+                f"{len(self.keys)} keys, but values of shape {given.shape}",
+                todo="Give one value for each key",
+                field=field,
             )
         fits = np.can_cast(given.dtype, target.dtype, "same_kind")
         if not fits or (target.dtype.kind in "iu" and (given.astype(target.dtype) != given).any()):

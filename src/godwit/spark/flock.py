@@ -395,7 +395,9 @@ def _check_arguments(hosts: Any, durability: str, groups: Any, on_gap: str, toke
         if not good:
             raise DefinitionError(f"{name}={value!r} is not possible", todo=f"Give {allowed}")
     if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token.strip()):
-        raise DefinitionError("the token cannot be sent", todo="Give printable ASCII text that is not empty, or leave it out")
+        raise DefinitionError(
+            "the token cannot be sent", todo="Give printable ASCII text that is not empty, or leave it out"
+        )
 
 
 def _check_session(spark: Any) -> None:
@@ -405,7 +407,9 @@ def _check_session(spark: Any) -> None:
             todo="Hosts are tasks of the application itself, so it must run beside its driver, not through Spark Connect",
         )
     if spark.sparkContext._jsc is None:
-        raise DefinitionError("this SparkSession has been stopped", todo="Make a new session and open the flock on that")
+        raise DefinitionError(
+            "this SparkSession has been stopped", todo="Make a new session and open the flock on that"
+        )
 
 
 def _check_slots(spark: SparkSession, hosts: int) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructField, StructType
 
-from godwit.errors import DefinitionError
+from godwit.errors import DefinitionError, UnsupportedQuery
 from godwit.model.progress import BatchRef
 from godwit.model.watermark import Policy
 from godwit.runtime.lanes import EXTRA
@@ -151,7 +151,8 @@ def _build(definition: Definition) -> Operator:
 def _check_frame(frame: Any) -> None:
     if not isinstance(frame, DataFrame):
         raise DefinitionError(
-            f"a DataFrame is expected, not {type(frame).__name__}", todo="Give the rows as they are, and name the keys beside"
+            f"a DataFrame is expected, not {type(frame).__name__}",
+            todo="Give the rows as they are, and name the keys beside",
         )
 
 
@@ -180,10 +181,13 @@ def _check_limits(definition: Definition) -> None:
     if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise DefinitionError(f"timeout_s={timeout_s!r} is not a time", todo="Give seconds above 0")
     if not isinstance(bytes_max, int) or bytes_max < 1:
-        raise DefinitionError(f"value_bytes_max={bytes_max!r} is not a size", todo="Give a whole number of bytes above 0")
+        raise DefinitionError(
+            f"value_bytes_max={bytes_max!r} is not a size", todo="Give a whole number of bytes above 0"
+        )
     if definition.flavour == "native" and "value_bytes_max" in definition.given:
         raise DefinitionError(
-            "value_bytes_max is not supported for native processors", todo="Leave it out: their state has the size they declare"
+            "value_bytes_max is not supported for native processors",
+            todo="Leave it out: their state has the size they declare",
         )
 
 
@@ -393,16 +397,33 @@ def routed(frame: DataFrame, route: Route, incarnation: str) -> DataFrame:
     user = len(frame.columns) - 1 - EXTRA[route.numbering]
     schema = to_arrow_schema(StructType(frame.schema.fields[:user]), timezone=session_zone(frame))
     output = from_arrow_schema(route.output_schema, prefer_timestamp_ntz=True)
-    return frame.mapInArrow(_router_body(route, schema, incarnation), output)
+    body = _router_body(route, schema, incarnation)
+    return frame.withColumn(PARTITION, sf.spark_partition_id()).mapInArrow(body, output)
 
 
 def _router_body(
     route: Route, schema: pa.Schema, incarnation: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return Router(route, current_task(incarnation)).run(batches, schema)
+        task = current_task(incarnation)
+        return Router(route, task).run(_own(batches, task), schema)
 
     return body
+
+
+def _own(batches: Iterator[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
+    """The rows without their partition's number, which must be the task's: a lane is told from others by it.
+
+    A union in front or a coalesce behind gives partitions to tasks of another number, so that the same rows would come on
+    another lane the next time, or two partitions on one.
+    """
+    for batch in batches:
+        if len(batch) and str(batch.column(batch.num_columns - 1)[0].as_py()) != task.lane:
+            raise UnsupportedQuery(
+                "the operator's output is evaluated together with other partitions, by a union or a coalesce behind it",
+                todo="Put .repartition(n) between the operator and the union or in place of the coalesce",
+            )
+        yield batch.select(batch.schema.names[:-1])
 
 
 def current_task(incarnation: str) -> Task:
