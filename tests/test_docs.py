@@ -10,7 +10,9 @@ import pytest
 from benchmarks import report
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "design").glob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "design").glob("*.md")]
+)
 
 
 def test_the_figures_in_the_docs_are_the_ones_last_measured() -> None:

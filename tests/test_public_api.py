@@ -153,5 +153,7 @@ def test_every_error_can_be_caught_by_its_branch() -> None:
 
 def test_import_starts_nothing_and_warns_of_nothing() -> None:
     code = "import threading, godwit; assert threading.active_count() == 1, threading.enumerate()"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], check=False, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -70,7 +70,9 @@ class App:
         if (self.path / "temp").exists():
             env["TMPDIR"] = str(self.path / "temp")
         with (self.path / f"{self.name}.log").open("ab") as log:
-            return subprocess.Popen([sys.executable, "-m", "tests.faults.driver", str(config)], stdout=log, stderr=log, env=env)
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.driver", str(config)], stdout=log, stderr=log, env=env
+            )
 
     def run(self, timeout_s: float = 400.0) -> int:
         """Start it and wait for its end, whatever that is."""
@@ -167,9 +169,7 @@ def main(app: App) -> None:
         app.say("batch", batch)
         strike(app, "written", batch)
 
-    flock = godwit.Flock(
-        spark, hosts=app.hosts, checkpoint=app.path / "godwit", memory_max_bytes=app.memory_max_bytes
-    )
+    flock = godwit.Flock(spark, hosts=app.hosts, checkpoint=app.path / "godwit", memory_max_bytes=app.memory_max_bytes)
     app.say("hosts", {host: found["address"] for host, found in flock.status()["hosts"].items()})
     processor = KillsDriver(app.path, os.getpid(), app.die["working"]) if "working" in app.die else Count()
     processor_name = type(processor)

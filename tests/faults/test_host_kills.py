@@ -17,9 +17,9 @@ from tests.spark.flocks import (
     assert_exact,
     drain,
     kill_host,
+    reach,
     start,
     state_of,
-    wait_until,
 )
 
 pytestmark = pytest.mark.faults
@@ -43,16 +43,16 @@ def test_both_hosts_killed_at_every_named_point(spark: SparkSession, tmp_path: P
     assert restarts == {"host-0": len(POINTS), "host-1": len(POINTS)}
 
 
-def test_hosts_of_a_stateful_processor_killed_from_outside_while_batches_run(spark: SparkSession, tmp_path: Path) -> None:
+def test_hosts_of_a_stateful_processor_killed_from_outside_while_batches_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     counted = KeyCount(rows=2400, per_batch=300, lanes=3)
     sink = Kept()
     with godwit.Flock(spark, hosts=2, checkpoint=tmp_path / "godwit") as flock:
-        counts = flock.transformWithState(
-            counted.stream(spark), "key", RowCount(), RowCount.output, name=OPERATOR
-        )
+        counts = flock.transformWithState(counted.stream(spark), "key", RowCount(), RowCount.output, name=OPERATOR)
         query = start(counts, sink, tmp_path / "spark")
         for done, host in ((1, "host-0"), (3, "host-1"), (4, "host-0"), (4, "host-1"), (6, "host-0")):
-            wait_until(lambda: query.exception() or len(sink.by_batch) >= done, what=f"{done} batches")
+            reach(query, sink, done)
             kill_host(flock, host)
         drain(query)
         assert_exact(sink.rows(), counted.truth())

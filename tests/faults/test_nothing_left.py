@@ -39,7 +39,13 @@ def test_close_ends_hosts_threads_and_ports_and_removes_spilled_state(
     assert godwit_threads() == before
     assert not [query for query in spark.streams.active if query.name == OPERATOR]
     # Spark keeps idle Python workers for the next task; a host must not go on inside one.
-    assert not [t for pid in pids if psutil.pid_exists(pid) for t in psutil.Process(pid).net_connections("tcp") if t.status == "LISTEN"]
+    assert not [
+        t
+        for pid in pids
+        if psutil.pid_exists(pid)
+        for t in psutil.Process(pid).net_connections("tcp")
+        if t.status == "LISTEN"
+    ]
     flock.close()
 
 

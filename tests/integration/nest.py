@@ -64,7 +64,9 @@ class Nest:
 
     def begin(self, host: str) -> subprocess.Popen[bytes]:
         """Start a host process and do not wait for it."""
-        config = HostConfig(host, str(self.checkpoint), self.controller.address, self.token, incarnation=self.incarnation)
+        config = HostConfig(
+            host, str(self.checkpoint), self.controller.address, self.token, incarnation=self.incarnation
+        )
         process = subprocess.Popen([sys.executable, "-c", _SERVE, pickle.dumps(config).hex()])
         self._processes.setdefault(host, []).append(process)
         return process
@@ -73,8 +75,11 @@ class Nest:
         before = {host: self.lease(host) for host in hosts}
         for host in hosts:
             self.begin(host)
-        for host in hosts:
-            wait_until(lambda: self.lease(host) not in (None, before[host]), what=f"{host} serves")
+        for host, lease in before.items():
+            self._wait_lease(host, lease)
+
+    def _wait_lease(self, host: str, lost: Lease | None) -> None:
+        wait_until(lambda: self.lease(host) not in (None, lost), what=f"{host} serves")
 
     def start_all(self) -> Nest:
         self.start(*self.routing.hosts)
@@ -106,7 +111,12 @@ class Nest:
         return replace(route, **changed)
 
     def run(
-        self, batch: int, lane: str, batches: Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch], run: str = "run-1", **changed: Any
+        self,
+        batch: int,
+        lane: str,
+        batches: Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch],
+        run: str = "run-1",
+        **changed: Any,
     ) -> Iterator[dict[str, Any]]:
         """What a Spark task does: rows through a router, output rows as they leave."""
         router = Router(self.route(**changed), Task(BatchRef("query", run, batch), lane))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -193,8 +194,15 @@ def exchange(nest: Nest, host: str, command: bytes, token: str | None = None) ->
     lease = nest.lease(host)
     assert lease is not None
     client = flight.connect(f"grpc+tcp://{lease.address}")
-    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token or nest.token}".encode())], timeout=20)
+    options = flight.FlightCallOptions(
+        headers=[(b"authorization", f"Bearer {token or nest.token}".encode())], timeout=20
+    )
     return client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+
+
+def first_answer(writer: Any, reader: Any) -> dict[str, Any]:
+    writer.begin(INPUT)
+    return wire.unpack(reader.read_chunk().app_metadata)
 
 
 def test_a_wrong_token_is_refused_on_every_path(nest: Nest) -> None:
@@ -226,8 +234,9 @@ def test_a_wrong_token_is_refused_on_every_path(nest: Nest) -> None:
 def test_a_malformed_exchange_is_refused_by_name(nest: Nest, command: bytes, said: str) -> None:
     nest.start("host-0")
     writer, reader = exchange(nest, "host-0", command)
-    with pytest.raises((flight.FlightServerError, MalformedRequest), match=said):
+    with contextlib.suppress(OSError):  # the host may have ended the stream already; why, it says where it is read
         writer.begin(INPUT)
+    with pytest.raises((flight.FlightServerError, MalformedRequest), match=said):
         wire.unpack(reader.read_chunk().app_metadata)
     nest.client("host-0").call("status")
 

@@ -145,7 +145,9 @@ class Files:
         return sorted(int(path.stem) for path in self.directory.glob("*.json"))
 
     def rows(self) -> list[tuple[int, int, int]]:
-        return [tuple(row) for batch in self.batches() for row in json.loads((self.directory / f"{batch}.json").read_text())]
+        return [
+            tuple(row) for batch in self.batches() for row in json.loads((self.directory / f"{batch}.json").read_text())
+        ]
 
 
 class Kept:
@@ -170,6 +172,11 @@ def drain(query: StreamingQuery, timeout_s: float = 200.0) -> None:
     """Until all input is processed; a query that failed raises its error here."""
     wait_until(lambda: query.exception() is not None or _idle(query), timeout_s)
     query.processAllAvailable()
+
+
+def reach(query: StreamingQuery, sink: Kept, done: int) -> None:
+    """Until so many batches are in the sink."""
+    wait_until(lambda: query.exception() or len(sink.by_batch) >= done, 200, f"{done} batches")
 
 
 def _idle(query: StreamingQuery) -> bool:

@@ -33,6 +33,7 @@ from godwit.errors import (
     CheckpointVersion,
     DefinitionError,
     NotEnoughSlots,
+    ProcessorFailed,
     WrongToken,
 )
 from godwit.transport.flight import Client
@@ -390,9 +391,12 @@ DEFINITIONS: dict[str, tuple[Changed, tuple[str, ...]]] = {
     "no bytes at all": ({"value_bytes_max": 0}, ("value_bytes_max=0 is not a size",)),
     "an output that cannot be read": ({"outputStructType": "key strin"}, ("'key strin' cannot be read",)),
     "an output that is no schema": ({"outputStructType": 5}, ("must be a StructType or a DDL string, not 5",)),
-    "no processor": ({"statefulProcessor": "Moody"}, ("a pyspark StatefulProcessor is expected, not str",)),
-    "a native processor": ({"statefulProcessor": Count(Path("none"))}, ("not Count", "flock.process")),
-    "a processor class": ({"statefulProcessor": Moody}, ("a pyspark StatefulProcessor is expected, not type",)),
+    "no processor": ({"statefulProcessor": "Moody"}, ("a pyspark StatefulProcessor is expected, not 'Moody'",)),
+    "a native processor": ({"statefulProcessor": Count(Path("none"))}, ("Count object", "flock.process")),
+    "a processor class": (
+        {"statefulProcessor": Moody},
+        ("a pyspark StatefulProcessor is expected, not <class", "Give an instance of one"),
+    ),
     "a processor with a lock": (
         {"statefulProcessor": Locked()},
         ("cannot be sent to hosts", "lock", "Open connections"),
@@ -425,8 +429,10 @@ def test_a_definition_with(wrong: str, flock: godwit.Flock, wide: DataFrame) -> 
 
 
 def test_an_init_that_throws_is_told_at_definition_time(flock: godwit.Flock, wide: DataFrame) -> None:
-    with pytest.raises(godwit.errors.ProcessorFailed, match=r"init raised KeyError: 'no settings'.*operator=refused"):
+    with pytest.raises(ProcessorFailed) as caught:
         flock.transformWithState(wide, "key", Throws(Path("none")), OUTPUT, name="refused")
+    words = ("init raised KeyError: 'no settings'", "operator=refused", "when the operator is defined")
+    assert_said(str(caught.value), "GODWIT-PROCESSOR-FAILED", *words)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a/b", "../up", "ä", ".hidden", "x" * 101, "a@b", None, 5])
@@ -569,21 +575,13 @@ def test_checkpoints_that_do_not_belong_together(life: Life) -> None:
     assert life.run() == ""
     newer = {path: copied(path, path.with_name(f"{path.name}-newer")) for path in (life.godwit, life.spark_checkpoint)}
     life.case.add("b")
-    for godwit_from, spark_from, said, todo in (
-        (
-            None,
-            newer,
-            "no Godwit state for the batches before it: Godwit's checkpoint is missing",
-            "from the same copy",
-        ),
-        (newer, None, "this state belongs to query", "Start the query with the checkpointLocation it had"),
-        (older, newer, "this state ends at batch 0", "onGap='accept'"),
-        (
-            newer,
-            older,
-            "this state already holds batch 2: Spark's checkpoint is older than Godwit's",
-            "from the same copy",
-        ),
+    # As far as Spark's own log tells, the newest batch that Godwit holds is not committed, and is not shown.
+    one, two = {"a": 1, "b": 1}, {"a": 2, "b": 1}
+    for godwit_from, spark_from, held, said, todo in (
+        (None, newer, {}, "no Godwit state for the batches before it: Godwit's checkpoint is missing", "the same copy"),
+        (newer, None, two, "this state belongs to query", "Start the query with the checkpointLocation it had"),
+        (older, newer, one, "this state ends at batch 0", "onGap='accept'"),
+        (newer, older, two, "already holds batch 2: Spark's checkpoint is older than Godwit's", "from the same copy"),
     ):
         for path, source in ((life.godwit, godwit_from), (life.spark_checkpoint, spark_from)):
             shutil.rmtree(path)
@@ -592,12 +590,9 @@ def test_checkpoints_that_do_not_belong_together(life: Life) -> None:
         with life.open():
             text = life.case.define().run()
             assert_said(text, "GODWIT-CHECKPOINT-MISMATCH", said, todo, "operator=count")
-            wanted = {None: {}, str(older): {"a": 1, "b": 1}, str(newer): {"a": 3, "b": 1}}
-            held = life.case.state()
-            assert held == wanted[None if godwit_from is None else str(godwit_from)]
-    for path, source in newer.items():
-        copied(source, path)
-    assert life.run() == "", "those that belong together go on"
+            assert life.case.state() == held
+    copied(newer[life.spark_checkpoint], life.spark_checkpoint)
+    assert life.run() == "", "what was refused is untouched: with what belongs to it, it goes on"
     assert life.counts() == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2)]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 import godwit
 from godwit.errors import NotEnoughSlots
@@ -23,9 +23,9 @@ from tests.spark.flocks import (
     RowCount,
     assert_exact,
     drain,
+    reach,
     start,
     state_of,
-    wait_until,
 )
 
 
@@ -99,29 +99,28 @@ def test_a_batch_that_is_evaluated_twice_gives_the_same_rows_and_changes_state_o
     assert state_of(flock, "twice") == counted.truth()
 
 
-@pytest.mark.parametrize("shape", ["coalesced", "behind another"])
+@pytest.mark.parametrize("shape", ["coalesced", "behind"])
 def test_a_batch_evaluated_again_in_a_plan_of_another_shape_changes_state_once(
     spark: SparkSession, flock: godwit.Flock, tmp_path: Path, shape: str
 ) -> None:
     """Coalescing runs several partitions in one task, a union shifts task numbers: lanes must not follow them."""
     counted = KeyCount(rows=600, per_batch=300, keys=1, lanes=3, lane_by="row")
     plain, other = Kept(), Kept()
-    name = f"shape-{shape.split()[0]}"
 
     def evaluate(frame: DataFrame, batch: int) -> None:
         plain(frame, batch)
         if shape == "coalesced":
             other(frame.coalesce(1), batch)
         else:
-            ahead = spark.range(2).select(*[(-1 - F.col("id")).alias(column) for column in frame.columns])
+            ahead = spark.range(2).select(*[(-1 - sf.col("id")).alias(column) for column in frame.columns])
             other(ahead.union(frame).where("key >= 0"), batch)
 
-    counts = flock.process(counted.stream(spark), "key", Count(), name=name)
+    counts = flock.process(counted.stream(spark), "key", Count(), name=f"shape-{shape}")
     query = start(counts, evaluate, tmp_path / "spark")
     drain(query)
     query.stop()
     assert plain.by_batch == other.by_batch
-    assert state_of(flock, name) == counted.truth()
+    assert state_of(flock, f"shape-{shape}") == counted.truth()
 
 
 def test_a_stopped_query_goes_on_where_it_was(spark: SparkSession, flock: godwit.Flock, tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_a_stopped_query_goes_on_where_it_was(spark: SparkSession, flock: godwit
     counts = flock.process(counted.stream(spark), "key", Count(), name="stopped")
     for done in (2, 5):
         query = start(counts, sink, tmp_path / "spark")
-        wait_until(lambda: query.exception() or len(sink.by_batch) >= done)
+        reach(query, sink, done)
         query.stop()
     query = start(counts, sink, tmp_path / "spark")
     drain(query)
@@ -146,7 +145,7 @@ def test_a_flock_closed_and_opened_again_goes_on_where_it_was(spark: SparkSessio
         with godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "godwit") as flock:
             counts = flock.process(counted.stream(spark), "key", Count(), name=OPERATOR)
             query = start(counts, sink, tmp_path / "spark")
-            wait_until(lambda: query.exception() or len(sink.by_batch) >= done)
+            reach(query, sink, done)
             if done == 4:
                 drain(query)
                 assert state_of(flock) == counted.truth()
@@ -198,10 +197,11 @@ def test_asynchronous_progress_tracking_is_refused(spark: SparkSession, flock: g
 def test_continuous_processing_is_refused(spark: SparkSession, flock: godwit.Flock, tmp_path: Path) -> None:
     rates = spark.readStream.format("rate").load().selectExpr("value AS key", "value AS n")
     counts = flock.process(rates, "key", Count(), name="continuous")
-    writer = counts.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(continuous="1 second")
-    with pytest.raises(Exception, match=r"(?i)continuous"):  # Spark itself has no mapInArrow there
-        failure_of = writer.start()
-        raise RuntimeError(failure(failure_of))
+    writer = (
+        counts.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(continuous="1 second")
+    )
+    with pytest.raises(Exception, match=r"(?i)continuous"):  # by Spark itself, which has no mapInArrow there
+        writer.start()
 
 
 def reordered(seed: Callable[[], int]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -213,7 +213,9 @@ def reordered(seed: Callable[[], int]) -> Callable[[Iterator[pa.RecordBatch]], I
     return body
 
 
-def test_an_input_that_replays_in_another_order_is_detected(spark: SparkSession, flock: godwit.Flock, tmp_path: Path) -> None:
+def test_an_input_that_replays_in_another_order_is_detected(
+    spark: SparkSession, flock: godwit.Flock, tmp_path: Path
+) -> None:
     counted = KeyCount(rows=200, per_batch=100)
 
     def seed() -> int:
@@ -237,7 +239,9 @@ def test_an_input_that_replays_in_another_order_is_detected(spark: SparkSession,
     assert sink.by_batch == {}
 
 
-def test_a_batch_evaluated_outside_its_query_is_refused(spark: SparkSession, flock: godwit.Flock, tmp_path: Path) -> None:
+def test_a_batch_evaluated_outside_its_query_is_refused(
+    spark: SparkSession, flock: godwit.Flock, tmp_path: Path
+) -> None:
     """A plain thread does not carry the batch's identity, so its rows cannot be told from new ones."""
     counted = KeyCount(rows=300, per_batch=100)
     said: list[str] = []
@@ -246,7 +250,7 @@ def test_a_batch_evaluated_outside_its_query_is_refused(spark: SparkSession, flo
         def evaluate() -> None:
             try:
                 frame.collect()
-            except Exception as error:
+            except PythonException as error:
                 said.append(str(error))
 
         thread = threading.Thread(target=evaluate)

@@ -124,6 +124,27 @@ def test_a_directory_of_something_else_is_refused_and_untouched(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["commits", "metadata", "offsets", "sources"]
 
 
+def test_a_full_directory_can_be_used_once_there_is_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_bytes = Path.write_bytes
+
+    def half(path: Path, data: bytes) -> int:
+        write_bytes(path, data[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", half)
+        with pytest.raises(CheckpointUnusable, match="is full"):
+            opened(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    opened(tmp_path)
+
+
+def test_what_a_killed_opening_left_behind_is_not_in_the_way(tmp_path: Path) -> None:
+    for name in (".probe-0123abcd", "flock.json.0123abcd.tmp"):
+        (tmp_path / name).write_text("half")
+    assert opened(tmp_path) == opened(tmp_path)
+
+
 def test_other_hosts_are_refused_and_the_right_number_is_told(tmp_path: Path) -> None:
     opened(tmp_path, hosts=3)
     with pytest.raises(CheckpointMismatch, match=r"has 3 hosts, 2 were asked for\. Open it with hosts=3"):

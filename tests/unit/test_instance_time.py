@@ -66,12 +66,12 @@ class Driver:
         self.instance.attach(made, adapter)
         self.number = -1
 
-    def open(self, lane: str = "0", now_ms: int = NOW_MS) -> Work:
+    def open(self, lane: str = "0", now_ms: int = NOW_MS, carries: bool = True) -> Work:
         self.number += 1
-        return self.open_too(lane, now_ms)
+        return self.open_too(lane, now_ms, carries)
 
-    def open_too(self, lane: str, now_ms: int = NOW_MS) -> Work:
-        return self.instance.open(self._request, lane, now_ms, lambda *_: None)
+    def open_too(self, lane: str, now_ms: int = NOW_MS, carries: bool = True) -> Work:
+        return self.instance.open(self._request, lane, now_ms, lambda *_: None, carries)
 
     def push(self, *rows: tuple[int, int, int], lane: str = "0") -> Work:
         """(key, event time in microseconds, timer in milliseconds) each, and the lane is done."""
@@ -131,14 +131,32 @@ def test_rows_between_the_two_watermarks_still_count_for_their_window() -> None:
     assert windows == [[2]]
 
 
-def test_outputs_of_timers_leave_through_the_first_lane_whoever_opens_the_batch() -> None:
+def test_outputs_of_timers_leave_through_the_lane_that_opens_the_batch_and_no_other() -> None:
     driver = Driver(Timed(), "processingTime")
     driver.open()
     driver.push((1, 0, NOW_MS + 5), (2, 0, NOW_MS + 6))
-    assert told(driver.open("1", NOW_MS + 10)) == []
-    assert told(driver.open_too("0", NOW_MS + 10)) == [NOW_MS + 5, NOW_MS + 6]
-    assert told(driver.open_too("0", NOW_MS + 10)) == [NOW_MS + 5, NOW_MS + 6]
+    assert told(driver.open("1", NOW_MS + 10)) == [NOW_MS + 5, NOW_MS + 6]
+    assert told(driver.open_too("0", NOW_MS + 10)) == []
+    assert told(driver.open_too("1", NOW_MS + 10)) == [NOW_MS + 5, NOW_MS + 6]
     assert told(driver.open("0", NOW_MS + 20)) == []
+
+
+def test_a_lane_without_rows_leaves_timers_to_one_that_has_some() -> None:
+    driver = Driver(Timed(), "processingTime")
+    driver.open()
+    driver.push((1, 0, NOW_MS + 5))
+    assert told(driver.open("empty-0", NOW_MS + 10, carries=False)) == []
+    assert told(driver.open_too("empty-0", NOW_MS + 10, carries=False)) == []
+    assert told(driver.open_too("1", NOW_MS + 10)) == [NOW_MS + 5]
+
+
+def test_timers_that_no_lane_could_carry_fire_in_the_next_batch() -> None:
+    driver = Driver(Timed(), "processingTime")
+    driver.open()
+    driver.push((1, 0, NOW_MS + 5))
+    assert told(driver.open("empty-0", NOW_MS + 10, carries=False)) == []
+    assert driver.instance.timers_due(NOW_MS + 10)
+    assert told(driver.open("0", NOW_MS + 20)) == [NOW_MS + 5]
 
 
 def test_timer_of_initial_state_waits_for_the_rows_of_the_first_batch() -> None:

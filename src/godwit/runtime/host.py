@@ -336,7 +336,9 @@ class Host:
         )
         lane = wire.field(header, "lane", str)
         if request.batch >= 0:
-            work = self._worked(seat, lambda i: i.open(request, lane, self._clock_ms(), self._admit(header)))
+            carries = header.get("carries", True) is True
+            admit = self._admit(header)
+            work = self._worked(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
             self._answer(writer, work, "opened", generation=self.generation)
         while True:
             try:

@@ -37,7 +37,6 @@ from godwit.state.keys import KeyCodec
 from godwit.state.ledger import ROW, TIMER_ROW, Entry, Ledger, with_rows
 from godwit.state.tables import KeyedState
 
-TIMERS_LANE = "0"  # of the first partition, which every batch has
 Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
 Admit = Callable[
     [BatchRef, int, bool], None
@@ -81,7 +80,8 @@ class Instance:
         self.state = state
         self.ledger = Ledger(spec.output_schema)
         self.progress = Progress()
-        self.opened = True
+        self.fired = True
+        self.due: Times | None = None  # up to when timers fire in this batch; None for not at all
         self.watermark = Watermark(spec.delay_ms, spec.watermark_policy)
         self.times = Times(0, 0)
         self.counters = Counters()
@@ -116,6 +116,10 @@ class Instance:
             "progress": self.progress.to_dict(),
             "watermark": self.watermark.to_dict(),
             "processing_ms": self.times.processing_ms,
+            "due": None
+            if self.fired or self.due is None
+            else [self.due.processing_ms, self.due.watermark_ms, self.due.late_ms],
+            "fired": self.fired,
             "late": self.counters.late,
         }
         return info, b""
@@ -126,6 +130,8 @@ class Instance:
         self.watermark.restore(info["watermark"])
         self.counters.late = info["late"]
         self.times = self._times(info["processing_ms"])
+        self.due = None if info["due"] is None else Times(*info["due"])
+        self.fired = info["fired"]
 
     def recover_state(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
         self._recover_batch(info["batch"])
@@ -147,11 +153,11 @@ class Instance:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def open(self, request: BatchRef, lane: str, now_ms: int, admit: Admit) -> Work:
-        """A lane begins a batch here. The first to do so settles the batch before and fires its timers.
+    def open(self, request: BatchRef, lane: str, now_ms: int, admit: Admit, carries: bool = True) -> Work:
+        """A lane begins a batch here. The first to do so settles the batch before; the first that has rows fires its timers.
 
-        What timers put out leaves through the lane of the first partition, whoever opened the batch: the order in which a
-        key's outputs leave must not depend on which task was faster.
+        What timers put out leaves through that lane, and only through it, however often it is opened again. A lane without
+        rows cannot be told from others of its kind, so it carries nothing; if no other opens, timers wait for the next batch.
         """
         verdict = self.progress.judge(request)
         unknown = verdict is Verdict.UNKNOWN_RUN
@@ -159,12 +165,15 @@ class Instance:
             self._admit(request, admit)
             verdict = self.progress.judge(request)
         self._refuse(verdict, request, lane)
-        if verdict is not Verdict.SAME:
-            self._next_batch(request)
-        if not self.opened:
-            return self._open(lane, now_ms)
+        begins = verdict is not Verdict.SAME
+        if begins:
+            self._next_batch(request, now_ms)
+        fires = carries and not self.fired
+        work = self._fire(lane) if fires else Work(self.ledger.timer_outputs(lane))
         # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
-        return Work(self.ledger.timer_outputs(lane), [self.mark_part()] if unknown else [])
+        if begins or unknown or fires:
+            work.parts.insert(0, self.mark_part())
+        return work
 
     def _admit(self, request: BatchRef, admit: Admit) -> None:
         admit(request, self.progress.batch, self.progress.query is None)
@@ -196,28 +205,18 @@ class Instance:
             case Verdict.SAME | Verdict.NEXT | Verdict.SKIPPED:
                 return
 
-    def _next_batch(self, request: BatchRef) -> None:
+    def _next_batch(self, request: BatchRef, now_ms: int) -> None:
         """The batch before is committed: forget how to answer for it. Stays so even if a timer's code then throws."""
         self.state.settle()
         self.ledger.clear()
+        # Timers from initial state wait for the rows of the first batch, as in Spark.
+        is_first = self.times.processing_ms == 0
+        self.due = None if self.spec.time_mode == "none" or is_first else self._times(now_ms)
+        self.fired = False
         self.progress = self.progress.advance(request.batch)
-        self.opened = False
-
-    def _open(self, lane: str, now_ms: int) -> Work:
-        work = self._fire(self.watermark.eviction if self.spec.time_mode == "eventTime" else now_ms, now_ms)
-        if lane != TIMERS_LANE:
-            work.outputs = []
         self.watermark.next_batch()
         self.times = self._times(now_ms)
-        self.opened = True
         self.counters.recent.append((now_ms, self.counters.rows))
-        work.parts.insert(0, self.mark_part())
-        return work
-
-    @property
-    def _is_first(self) -> bool:
-        """Whether no batch has been opened before the one that is being opened."""
-        return self.times.processing_ms == 0
 
     def _times(self, now_ms: int) -> Times:
         """A batch DataFrame has no watermark: PySpark shows -1."""
@@ -225,22 +224,25 @@ class Instance:
             return Times(now_ms, -1)
         return Times(now_ms, self.watermark.eviction, self.watermark.late)
 
-    def _fire(self, due_ms: int, now_ms: int) -> Work:
+    def _fire(self, lane: str) -> Work:
         """Timers that are due after the rows of the batch before, which is complete: as Spark fires them at its end."""
-        self.state.now_ms = now_ms
-        self.state.expire_ttl(now_ms)
-        # Timers from initial state wait for the rows of the first batch, as in Spark.
-        waits = self.spec.time_mode == "none" or self._is_first
-        timers = [] if waits else self.state.due(due_ms)
+        self.state.now_ms = self.times.processing_ms
+        self.state.expire_ttl(self.times.processing_ms)
+        due = self.due
         work = Work()
-        if timers:
+        timers = [] if due is None else self.state.due(self._due_ms(due))
+        if due is not None and timers:
             rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
-            tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, self._times(now_ms)), rows))
-            self._record(work, TIMERS_LANE, _NO_ROWS, _NO_ROWS, tagged)
+            tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, due), rows))
+            self._record(work, lane, _NO_ROWS, _NO_ROWS, tagged)
             self.counters.timers_fired += len(timers)
         else:
             self._log_changes(work)
+        self.fired = True
         return work
+
+    def _due_ms(self, times: Times) -> int:
+        return times.watermark_ms if self.spec.time_mode == "eventTime" else times.processing_ms
 
     def apply(self, request: BatchRef, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index) -> Work:
         """Rows of a lane, ascending by index. Rows applied before are answered from the ledger, the others are applied."""
@@ -355,7 +357,7 @@ class Instance:
     def _refuse_due_timers(self) -> None:
         """A batch DataFrame has no batch after it in which a timer could fire; one that is still to come never does."""
         upcoming = self.state.next_timer_ms() if self.spec.ephemeral else None
-        due_ms = self.times.watermark_ms if self.spec.time_mode == "eventTime" else self.times.processing_ms
+        due_ms = self._due_ms(self.times)
         if upcoming is not None and upcoming <= due_ms:
             raise DefinitionError(
                 f"a timer was set for {upcoming} ms, which is over at {due_ms} ms, and timers do not fire on a batch DataFrame",

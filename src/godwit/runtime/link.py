@@ -63,6 +63,7 @@ class Link:
                 run=request.run,
                 batch=request.batch,
                 lane=task.lane,
+                carries=task.carries,
             )
             self._writer.begin(self._schema)
         except flight.FlightUnauthenticatedError as error:

@@ -237,8 +237,8 @@ class States:
                 "the values do not fit",
                 todo="Declare a type in `state` that holds them, or convert them",
                 field=field,
-                expected=target.dtype,
-                given=given.dtype,
+                expected=str(target.dtype),
+                given=str(given.dtype),
             )
         target[...] = given
 

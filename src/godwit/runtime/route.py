@@ -37,8 +37,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Which task this is: lane, batch, and the scope of a batch DataFrame's evaluation."""
+    """Which task this is: lane, batch, and the scope of a batch DataFrame's evaluation.
+
+    A lane that has rows (or a tick) carries what timers put out, if it is the first to open the batch at a host.
+    """
 
     request: BatchRef
     lane: str
     scope: str | None = None
+    carries: bool = True

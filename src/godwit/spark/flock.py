@@ -39,6 +39,7 @@ from godwit.spark.operators import (
     hashed,
     input_schema,
     numbering,
+    partitioned,
     routed,
     with_identity,
     with_ticks,
@@ -318,7 +319,7 @@ class Flock:
         )
 
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
-        rows = with_identity(definition, route.numbering)
+        rows = partitioned(with_identity(definition, route.numbering))
         if definition.frame.isStreaming and operator.spec.time_mode != "none":
             ticks = (
                 self._spark.readStream.format(timers.FORMAT)

@@ -247,7 +247,9 @@ class Handle(StatefulProcessorHandle):
         self._only_in_init(f"{kind} state {name!r}")
         if name in self._taken or name in self._removed:
             once = "declared twice" if name in self._taken else "removed by deleteIfExists and declared again"
-            raise DefinitionError(f"state variable {name!r} is {once} in init", variable=name)
+            raise DefinitionError(
+                f"state variable {name!r} is {once} in init", variable=name, todo="Give each variable a name of its own"
+            )
         if self._declared is None:
             position, variable = len(self._taken), self._declare(name, kind, schema, key_schema, ttl_ms)
         elif name in self._declared and self._declared[name][1].kind == kind:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ from godwit.spark.admission import Binding
 from godwit.state.damage import unusable
 
 FORMAT = 1
+_OWN_LEFTOVER = re.compile(
+    r"\.probe-[0-9a-f]+|(flock|owner)\.json\..*tmp|owner\..*tmp"
+)  # of an opening that was killed
 
 
 def checked_path(checkpoint: Any) -> Path:
@@ -120,6 +125,8 @@ def _check_writable(path: Path) -> None:
         probe.write_bytes(b"godwit" * 1024)
         probe.unlink()
     except OSError as error:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise CheckpointUnusable(
             f"the checkpoint directory {path} {'is full' if full else 'cannot be written'}: {error.strerror}",
@@ -128,7 +135,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _check_empty(path: Path) -> None:
-    foreign = sorted(entry.name for entry in path.iterdir())
+    foreign = sorted(entry.name for entry in path.iterdir() if not _OWN_LEFTOVER.fullmatch(entry.name))
     if foreign:
         raise CheckpointMismatch(
             f"{path} is not empty and holds no flock (found {', '.join(foreign[:3])})",

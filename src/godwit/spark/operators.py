@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, TypedDict, cast
 
 import cloudpickle
@@ -21,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructField, StructType
 
-from godwit.errors import DefinitionError, UnsupportedQuery
+from godwit.errors import DefinitionError, GodwitError
 from godwit.model.progress import BatchRef
 from godwit.model.watermark import Policy
 from godwit.runtime.lanes import EXTRA
@@ -40,6 +41,7 @@ _DELAY = "spark.watermarkDelayMs"
 _BINARY = "UTF8_BINARY"  # how Spark compares strings unless told otherwise
 INITIAL_BATCH = -1
 CONTENT, LANE, SEQUENCE = "__godwit_content", "__godwit_lane", "__godwit_sequence"
+PARTITION = "__godwit_partition"
 
 # Nodes of a logical plan that give the same rows in the same order whenever a batch is computed again.
 ORDER_KEEPING = frozenset(
@@ -102,7 +104,7 @@ def build(definition: Definition) -> Operator:
     name = checked_name(definition.name)
     try:
         return _build(definition)
-    except DefinitionError as error:
+    except GodwitError as error:
         raise error.at(operator=name) from error.__cause__
 
 
@@ -282,8 +284,8 @@ def _adapter(
         return NativeAdapter(definition.processor, schema, definition.keys, tz)
     if not isinstance(definition.processor, StatefulProcessor):
         raise DefinitionError(
-            f"a pyspark StatefulProcessor is expected, not {type(definition.processor).__name__}",
-            todo="Native processors go through flock.process",
+            f"a pyspark StatefulProcessor is expected, not {definition.processor!r:.80}",
+            todo="Give an instance of one; native processors go through flock.process",
         )
     _pickled(definition.processor)
     declared = describe(definition.processor, time_mode, tz)
@@ -307,7 +309,10 @@ def _adapter(
 def _output_schema(output: StructType | str | None, tz: str) -> pa.Schema:
     struct = parse_ddl(output) if isinstance(output, str) else output
     if not isinstance(struct, StructType):
-        raise DefinitionError(f"outputStructType must be a StructType or a DDL string, not {output!r}")
+        raise DefinitionError(
+            f"outputStructType must be a StructType or a DDL string, not {output!r:.80}",
+            todo="Name the columns that the processor yields and their types, such as 'car string, mean double'",
+        )
     schema = _arrow_schema(struct, tz, "outputStructType")
     for field, back in zip(struct, from_arrow_schema(schema, prefer_timestamp_ntz=True), strict=True):
         if field.dataType.simpleString() != back.dataType.simpleString():
@@ -386,48 +391,52 @@ def _normalised(frame: DataFrame, key: str) -> Any:
     return column + sf.lit(0.0).cast(kind) if isinstance(kind, (FloatType, DoubleType)) else column
 
 
+def partitioned(frame: DataFrame) -> DataFrame:
+    """The number of each row's partition behind all other columns.
+
+    A union or a coalesce behind the operator gives partitions to tasks of other numbers, or several to one; lanes must not
+    follow them.
+    """
+    return frame.withColumn(PARTITION, sf.spark_partition_id())
+
+
 def with_ticks(frame: DataFrame, ticks: DataFrame) -> DataFrame:
-    """The hashed input beside a source of empty rows, which have no hash."""
+    """The input behind a source of empty rows. In front, so that what timers put out leaves before the rows of the batch."""
     columns = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-    return frame.unionByName(ticks.select(*columns))
+    return ticks.select(*columns).unionByName(frame)
 
 
 def routed(frame: DataFrame, route: Route, incarnation: str) -> DataFrame:
     """The operator itself: a router in every task."""
-    user = len(frame.columns) - 1 - EXTRA[route.numbering]
+    user = len(frame.columns) - 2 - EXTRA[route.numbering]
     schema = to_arrow_schema(StructType(frame.schema.fields[:user]), timezone=session_zone(frame))
     output = from_arrow_schema(route.output_schema, prefer_timestamp_ntz=True)
-    body = _router_body(route, schema, incarnation)
-    return frame.withColumn(PARTITION, sf.spark_partition_id()).mapInArrow(body, output)
+    return frame.mapInArrow(_router_body(route, schema, incarnation), output)
 
 
 def _router_body(
     route: Route, schema: pa.Schema, incarnation: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = current_task(incarnation)
-        return Router(route, task).run(_own(batches, task), schema)
+        filled = (batch for batch in batches if len(batch))
+        first = next(filled, None)
+        task = on_lane(current_task(incarnation), first)
+        given = filled if first is None else chain([first], filled)
+        return Router(route, task).run((batch.select(batch.schema.names[:-1]) for batch in given), schema)
 
     return body
 
 
-def _own(batches: Iterator[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
-    """The rows without their partition's number, which must be the task's: a lane is told from others by it.
-
-    A union in front or a coalesce behind gives partitions to tasks of another number, so that the same rows would come on
-    another lane the next time, or two partitions on one.
-    """
-    for batch in batches:
-        if len(batch) and str(batch.column(batch.num_columns - 1)[0].as_py()) != task.lane:
-            raise UnsupportedQuery(
-                "the operator's output is evaluated together with other partitions, by a union or a coalesce behind it",
-                todo="Put .repartition(n) between the operator and the union or in place of the coalesce",
-            )
-        yield batch.select(batch.schema.names[:-1])
+def on_lane(task: Task, first: pa.RecordBatch | None) -> Task:
+    """The task with the lane that its first row tells. A partition without rows has no number: it carries nothing."""
+    if first is None:
+        return replace(task, lane=f"empty-{task.lane}", carries=False)
+    partition = first.column(first.num_columns - 1)[0].as_py()
+    return replace(task, lane="ticks" if partition is None else str(partition))
 
 
 def current_task(incarnation: str) -> Task:
-    """Lane and batch of the Spark task that runs here; a task of a batch query has its stage as its scope."""
+    """Which batch the Spark task that runs here works on; a task of a batch query has its stage as its scope."""
     context = TaskContext.get()
     if context is None:
         raise DefinitionError("a router runs only inside a Spark task")

@@ -42,6 +42,8 @@ Inputs: TypeAlias = Callable[[int], Iterator[Any]]
 _PACKAGE: Final = Path(__file__).parents[1]
 _OWN_FILES: Final = (__file__, str(_PACKAGE / "spark" / "convert.py"), str(_PACKAGE / "spark" / "handle.py"))
 _OWN_FOLDER: Final = str(_PACKAGE / "state")
+_MEND: Final = "State is as before. Mend the processor or the rows it cannot take, and start the query again"
+_MEND_FIRST: Final = "Mend the processor: init and close also run on the driver, when the operator is defined"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -67,7 +69,7 @@ def describe(processor: StatefulProcessor, time_mode: str = "none", tz: str = "U
         except GodwitError as error:
             raise error.at(trace=user_trace(error)) from error.__cause__
         except Exception as error:
-            raise _failed(error, name, None) from error
+            raise _failed(error, name, None, _MEND_FIRST) from error
         scope.declaring = False
     return Declared(handle.variables, handle.removed)
 
@@ -262,11 +264,11 @@ class PandasAdapter(_StatefulAdapter):
         return pd.Timestamp(wall_clock)
 
 
-def _failed(error: BaseException, name: str, key: Key | None) -> ProcessorFailed:
+def _failed(error: BaseException, name: str, key: Key | None, todo: str = _MEND) -> ProcessorFailed:
     said = f": {error}" if str(error) else ""
     return ProcessorFailed(
         f"{name} raised {type(error).__name__}{said}",
-        todo="State is as before. Mend the processor or the rows it cannot take, and start the query again",
+        todo=todo,
         key=key,
         exception=type(error).__name__,
         trace=user_trace(error),

@@ -38,6 +38,7 @@ _JOIN_BYTES_MAX: Final = 16 << 10  # below this, one copy is cheaper than one mo
 BLOCK_BYTES: Final = 4 << 20  # read at once: large enough that small frames cost no system call of their own
 
 Info: TypeAlias = dict[str, Any]
+_Extent: TypeAlias = tuple[memoryview, memoryview, int]  # a sound frame's header and body, and where it ends
 Body: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
 
@@ -54,14 +55,6 @@ class Frame(NamedTuple):
     lsn: int
     parts: list[Part]
     offset: int
-    end: int
-
-
-class _Extent(NamedTuple):
-    """A frame's bytes, known to be sound."""
-
-    header: memoryview
-    body: memoryview
     end: int
 
 
@@ -134,7 +127,7 @@ class FrameReader:
             if isinstance(extent, str):
                 flaw = extent
             else:
-                last, offset = offset, extent.end
+                last, offset = offset, extent[2]
         frame = None if last is None else self.sound_frame_at(last)
         if flaw is not None and self._next_sound(offset, frame) is not None:
             raise self._corrupt(offset, flaw, frame)
@@ -209,7 +202,7 @@ class FrameReader:
         header, body = self._block[begin + _PREFIX.size : middle], self._block[middle : begin + size]
         if zlib.crc32(header, zlib.crc32(body)) != crc:
             return "the checksum does not match"
-        return _Extent(header, body, offset + size)
+        return header, body, offset + size
 
     def _next_sound(self, offset: int, last: Frame | None) -> Frame | None:
         """The first whole frame after a flawed one, of a later lsn than the last sound one before."""
@@ -260,13 +253,14 @@ class FrameReader:
 
 
 def _parsed(extent: _Extent, offset: int) -> Frame:
-    data, _ = _decode_json(str(extent.header, "utf-8"))
+    header, body, frame_end = extent
+    data, _ = _decode_json(str(header, "utf-8"))
     parts, begin = [], 0
     for info in data["parts"]:
         end = begin + info.pop("bytes")
-        parts.append(Part(info, extent.body[begin:end]))
+        parts.append(Part(info, body[begin:end]))
         begin = end
-    return Frame(data["lsn"], parts, offset, extent.end)
+    return Frame(data["lsn"], parts, offset, frame_end)
 
 
 _encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -66,9 +66,10 @@ class Recovered:
         A define or mark that only repeats what stands (as at the head of every segment) is left out. Bodies
         are views of what was read: keep a copy, not the view, of what is to stay.
         """
+        observe = self.standing.observe
         for frame in self._frames():
             for part in frame.parts:
-                if self.standing.observe(part):
+                if part.info.get("kind") not in _STANDING or observe(part):
                     yield part
         self.read_to_end = True
 
