@@ -136,9 +136,13 @@ class Instance:
     def recover_state(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
         self._recover_batch(info["batch"])
         self.state.replay(batch)
+        if "slice" in info:  # of a snapshot: settled long ago, so there is nothing to undo
+            self.state.settle()
 
     def recover_ledger(self, info: Mapping[str, Any], body: memoryview) -> None:
         self._recover_batch(info["batch"])
+        if info["batch"] < self.progress.batch:
+            return  # settled since; it goes when its snapshot is next rewritten
         if "finished" in info:
             self._finished(info)
             return

@@ -80,9 +80,12 @@ class Service(flight.FlightServerBase):
         if self._exchange is None:
             raise flight.FlightServerError("this service has no exchange")
         try:
+            _ = reader.schema  # the caller has begun: an error that ends the stream before that may never reach it
             header = wire.unpack(descriptor.command)
         except GodwitError as error:
             raise flight.FlightServerError(error.to_json()) from error
+        except GONE:
+            return
         self._exchange(header, reader, writer)
 
     def do_get(self, context: Any, ticket: Any) -> Any:

@@ -151,7 +151,7 @@ class EventSliding(Window):
         behind = self._next_end(starts) <= watermark_us
         owners, starts = owners[behind], starts[behind]
         for end, exists in self._ends(starts) if len(starts) else ():
-            again = exists & (late_us < end) & (end <= watermark_us) & (end < pending[owners])
+            again = exists & (late_us < end) & (end <= watermark_us)
             state.set_timer(owners[again], end[again] // 1_000)
 
     def _closing(

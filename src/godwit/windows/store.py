@@ -62,12 +62,9 @@ class PaneStore:
         newest = held.copy()
         np.maximum.at(newest, (owners, slot), starts)
         to_slot = starts == newest[owners, slot]
-        moved = newest > held
-        moved &= state[ROWS] > 0
-        given = np.zeros_like(moved)  # what is in a slot and among these panes is written from here, not moved
-        given[owners[~to_slot], slot[~to_slot]] = starts[~to_slot] == held[owners[~to_slot], slot[~to_slot]]
-        who, where = np.nonzero(moved & ~given)
+        who, where = np.nonzero((state[ROWS] > 0) & (newest > held))
         self._map_put(state, who, held[who, where], {name: state[name][who, where] for name in self._names})
+        # After those that lose their slot: one of these may be the same pane, with more rows.
         older = {name: panes[name][~to_slot] for name in self._names}
         self._map_put(state, owners[~to_slot], starts[~to_slot], older)
         owners, slot = owners[to_slot], slot[to_slot]
