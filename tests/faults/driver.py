@@ -21,7 +21,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
-from tests.spark.flocks import OPERATOR, Count, Files, KeyCount, drain, start, state_of
+from tests.spark.flocks import OPERATOR, Count, Files, KeyCount, drain, kill_host, start, state_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +40,7 @@ class App:
     master: str = "local[6]"
     conf: dict[str, str] = field(default_factory=dict)
     die: dict[str, int] = field(default_factory=dict)
+    kill: dict[str, int] = field(default_factory=dict)  # host -> batch in which it is killed
     fail_tasks: bool = False
     stay: bool = False  # do not close the flock at the end, wait to be ended
     memory_max_bytes: int | None = None
@@ -163,6 +164,9 @@ def main(app: App) -> None:
 
     def write(frame: DataFrame, batch: int) -> None:
         strike(app, "planned", batch)
+        for host, at in app.kill.items():
+            if at == batch and once(app.path / f"killed-{host}"):
+                kill_host(flock, host)
         rows = frame.collect()
         strike(app, "evaluated", batch)
         sink.write(batch, rows)

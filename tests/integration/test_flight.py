@@ -176,7 +176,8 @@ def test_a_malformed_exchange_is_refused_by_name(plain: flight.FlightClient, com
 
 
 def test_an_exchange_without_a_command_is_refused_by_name(plain: flight.FlightClient) -> None:
-    _, reader = plain.do_exchange(flight.FlightDescriptor.for_path("somewhere"), bearing(TOKEN))
+    writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path("somewhere"), bearing(TOKEN))
+    writer.begin(SCHEMA)  # with which the descriptor goes out
     with pytest.raises(flight.FlightServerError, match="GODWIT-MALFORMED-REQUEST"):
         reader.read_chunk()
 

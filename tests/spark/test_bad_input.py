@@ -5,7 +5,6 @@ A batch that fails leaves the state as it was; when the cause is gone, the same 
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import shutil
 import subprocess
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import pyarrow as pa
 import pyspark.cloudpickle
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 import godwit
 from godwit.errors import (
@@ -36,154 +34,15 @@ from godwit.errors import (
     ProcessorFailed,
     WrongToken,
 )
+from godwit.runtime.controller import Controller
+from godwit.spark import flock as flock_module
 from godwit.transport.flight import Client
-from tests.spark.flocks import Kept, wait_until
+from tests.spark.flocks import wait_until
+from tests.spark.moods import BAD, EVENTS, OUTPUT, Case, Count, Life, Moody, assert_said
 from tests.spark.side_by_side import Feed
 
 for pickler in (cloudpickle, pyspark.cloudpickle):
     pickler.register_pickle_by_value(sys.modules[__name__])
-
-EVENTS = pa.schema({"key": pa.string(), "n": pa.int64(), "at": pa.timestamp("us", tz="UTC")})
-AT = dt.datetime(2024, 5, 1)
-OUTPUT = "key string, count bigint, n bigint"
-BAD = "bad"  # the key at which a processor misbehaves
-HANG_S = 600.0
-
-
-class Moody(StatefulProcessor):
-    """Counts rows by key. While the file `mood` holds a word, does that wrong at the key "bad"."""
-
-    def __init__(self, mood: Path) -> None:
-        self.mood = mood
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.total = handle.getValueState("total", "n bigint, last string")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        n = self.total.get()[0] if self.total.exists() else 0
-        for row in rows:
-            n += 1
-            yield self.answer(key[0], n, row.n)
-        self.total.update((n, key[0]))
-        if key[0] == BAD and self.mood.exists():
-            self.misbehave(self.mood.read_text())
-
-    def answer(self, key: str, count: int, n: int) -> Row:
-        mood = self.mood.read_text() if key == BAD and self.mood.exists() else ""
-        match mood:
-            case "yields a wrong type":
-                return Row(key=key, count="many", n=n)
-            case "yields another column":
-                return Row(key=key, total=count, n=n)
-            case "yields too many values":
-                return Row(key, count, n, "more")
-            case "yields no row":
-                return "neither a Row nor a tuple"  # type: ignore[return-value]
-        return Row(key=key, count=count, n=n)
-
-    def misbehave(self, mood: str) -> None:
-        match mood:
-            case "throws":
-                raise ValueError("no such car")
-            case "keeps a wrong type":
-                self.total.update(("many", "x"))
-            case "keeps too few fields":
-                self.total.update((5,))
-            case "keeps too much":
-                self.total.update((5, "x" * 5000))
-            case "hangs in Python":
-                while True:
-                    time.sleep(0.001)
-            case "hangs in C":
-                time.sleep(HANG_S)
-            case "exits":
-                raise SystemExit("enough")
-
-    def close(self) -> None:
-        pass
-
-
-class Count(godwit.Processor):
-    """The same, native; outputs and state as the mood wants them."""
-
-    state = {"n": pa.int64()}
-    output_schema = pa.schema([("key", pa.string()), ("count", pa.int64()), ("n", pa.int64())])
-
-    def __init__(self, mood: Path) -> None:
-        self.mood = mood
-
-    def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> Any:
-        count = state["n"][rows.codes] + rows.rank + 1
-        state["n"] += rows.counts
-        mood = self.mood.read_text() if (BAD,) in rows.keys and self.mood.exists() else ""
-        match mood:
-            case "yields a wrong type":
-                return self.emit(rows, count=[{"many": 1}] * len(rows))
-            case "yields another column":
-                return self.emit(rows, count=count, total=count)
-            case "yields too few rows":
-                return self.emit(rows, count=count[:-1])
-            case "yields no outputs":
-                return [1, 2, 3]
-            case "keeps a wrong type":
-                state["n"] = ["many"] * len(rows.keys)
-            case "keeps fractions":
-                state["n"] = state["n"] + 0.5
-            case "throws":
-                raise ValueError("no such car")
-        return self.emit(rows, count=count)
-
-
-class Case:
-    """One operator on a flock, its input and its sink; the query can be run again and again."""
-
-    def __init__(self, spark: SparkSession, flock: godwit.Flock, root: Path, name: str) -> None:
-        self.spark = spark
-        self.flock = flock
-        self.name = name
-        self.root = root
-        root.mkdir(exist_ok=True)
-        self.feed = Feed(root / "feed", EVENTS)
-        self.sink = Kept()
-        self.mood = root / "mood"
-        self.frame: DataFrame
-
-    def define(self, **changed: Any) -> Case:
-        given: dict[str, Any] = {"frame": self.feed.stream(self.spark), "keys": "key", "outputStructType": OUTPUT}
-        self.frame = self.flock.transformWithState(
-            **{**given, "statefulProcessor": Moody(self.mood), "name": self.name, **changed}
-        )
-        return self
-
-    def define_native(self, **changed: Any) -> Case:
-        given: dict[str, Any] = {"frame": self.feed.stream(self.spark), "keys": "key", "processor": Count(self.mood)}
-        self.frame = self.flock.process(**{**given, "name": self.name, **changed})
-        return self
-
-    def add(self, *keys: str | None, first: int = 0) -> None:
-        self.feed.add([(key, first + n, AT) for n, key in enumerate(keys)])
-
-    def start(self) -> Any:
-        writer = self.frame.writeStream.foreachBatch(self.sink).trigger(availableNow=True)
-        return writer.option("checkpointLocation", str(self.root / "spark")).start()
-
-    def run(self) -> str:
-        """All that is there; the words of the failure, or none."""
-        query = self.start()
-        try:
-            assert query.awaitTermination(120), "still running"
-        except StreamingQueryException as error:
-            return str(error)
-        return ""
-
-    def state(self) -> dict[str | None, int]:
-        wait_until(lambda: self.flock.status()["hosts"]["host-0"]["state"] == "serving", what="the host serves")
-        column = "total" if "total" in self.flock.state(self.name).columns else "state"
-        return {row["key"]: row[column]["n"] for row in self.flock.state(self.name).collect()}
-
-    def counts(self) -> list[tuple[Any, Any]]:
-        """(key, count) as they left, sorted."""
-        return sorted(((key, count) for key, count, _ in self.sink.rows()), key=repr)
 
 
 @pytest.fixture(scope="module")
@@ -199,21 +58,23 @@ def case(spark: SparkSession, flock: godwit.Flock, tmp_path: Path, request: pyte
     return Case(spark, flock, tmp_path / "case", name[:90])
 
 
-def assert_said(text: str, code: str, *words: str) -> None:
-    """The whole message of the error stands in what the user sees, in one piece."""
-    assert f"[{code}]" in text, text
-    message = text[text.index(f"[{code}]") :]
-    for word in words:
-        assert word in message, f"{word!r} is not in {message}"
-
-
 # -- rows and processors: the batch fails, state is as before, the query goes on ---------------------------------------
 
 MOODS = {
     "throws": ("GODWIT-PROCESSOR-FAILED", "ValueError: no such car", "start the query again"),
     "exits": ("GODWIT-PROCESSOR-FAILED", "SystemExit: enough", "start the query again"),
-    "keeps a wrong type": ("GODWIT-STATE-TYPE", "variable=total", "'many'"),
-    "keeps too few fields": ("GODWIT-STATE-TYPE", "variable=total", "2"),
+    "keeps a wrong type": (
+        "GODWIT-STATE-TYPE",
+        "field 'n' takes int64, not str 'many'",
+        "variable=total",
+        "change the schema",
+    ),
+    "keeps too few fields": (
+        "GODWIT-STATE-TYPE",
+        "a tuple of 2 values (n, last) is expected",
+        "variable=total",
+        "in order",
+    ),
     "keeps too much": ("GODWIT-STATE-TOO-LARGE", "over the limit of 1000", "variable=total", "raise the limit"),
     "yields a wrong type": (
         "GODWIT-OUTPUT-MISMATCH",
@@ -286,14 +147,18 @@ def test_a_native_processor_that_does_wrong_in_many_ways(case: Case) -> None:
     assert_fails_and_goes_on(case, NATIVE_MOODS)
 
 
-def test_null_keys_are_an_error_that_tells_the_row(case: Case) -> None:
-    case.define()
-    case.add("a")
-    case.add("a", "b", None)
-    text = case.run()
-    where = (f"operator={case.name}", "batch=1", "lane=0", "row=2")
-    assert_said(text, "GODWIT-NULL-KEY", "key column 'key' is null", 'nullKeys="bucket"', *where)
-    assert case.state() == {"a": 1}
+def test_null_keys_are_an_error_that_tells_the_row_and_go_on_in_a_bucket(life: Life) -> None:
+    life.case.add("a")
+    life.case.add("a", "b", None)
+    where = ("operator=count", "batch=1", "lane=0", "row=2")
+    with life.open():
+        text = life.case.define().run()
+        assert_said(text, "GODWIT-NULL-KEY", "key column 'key' is null", 'nullKeys="bucket"', *where)
+        assert life.case.state() == {"a": 1}
+    with life.open():
+        assert life.case.define(nullKeys="bucket").run() == ""
+        assert life.case.state() == {"a": 2, "b": 1, None: 1}
+    assert life.counts() == [("a", 1), ("a", 2), ("b", 1), (None, 1)]
 
 
 def test_null_keys_have_a_bucket_if_told_so(case: Case) -> None:
@@ -508,6 +373,26 @@ def test_a_stopped_session(spark: SparkSession, tmp_path: Path, monkeypatch: pyt
         godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "ck")
 
 
+def test_a_flock_that_cannot_begin_lets_go_of_its_port(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    close = Controller.close
+
+    def noted(controller: Controller) -> None:
+        closed.append(controller.address)
+        close(controller)
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise CheckpointUnusable("no room for owner.json")
+
+    monkeypatch.setattr(Controller, "close", noted)
+    monkeypatch.setattr(flock_module, "write_owner", no_room)
+    with pytest.raises(CheckpointUnusable, match="no room"):
+        godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "ck")
+    assert len(closed) == 1
+
+
 def test_directories_that_cannot_be_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "spark" / "offsets").mkdir(parents=True)
@@ -528,29 +413,6 @@ def test_directories_that_cannot_be_a_checkpoint(spark: SparkSession, tmp_path: 
         with pytest.raises(kind) as caught:
             godwit.Flock(spark, hosts=1, checkpoint=path)
         assert_said(str(caught.value), kind.code, *words)
-
-
-class Life:
-    """A flock that is opened again and again over one checkpoint, and its query."""
-
-    def __init__(self, spark: SparkSession, root: Path) -> None:
-        self.spark = spark
-        self.root = root
-        self.case = Case(spark, None, root / "case", "count")  # type: ignore[arg-type]
-        self.godwit = root / "godwit"
-        self.spark_checkpoint = root / "case" / "spark"
-
-    def open(self, **changed: Any) -> godwit.Flock:
-        self.case.flock = godwit.Flock(self.spark, **{"hosts": 1, "checkpoint": self.godwit, **changed})
-        return self.case.flock
-
-    def run(self, **changed: Any) -> str:
-        """One life of the application: open, define, run all there is, close."""
-        with self.open(**changed):
-            return self.case.define().run()
-
-    def counts(self) -> list[tuple[Any, Any]]:
-        return self.case.counts()
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from godwit.errors import GodwitError
+from godwit.errors import CheckpointUnusable, GodwitError
 from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
 
 INTERVAL_S = 1.0
+AGAIN_S = 30.0  # after a merge that found no room: somebody may make some
 SEALED_MIN = 2  # merging one segment at a time would rewrite the small deltas more often than it saves
 
 
@@ -30,9 +31,15 @@ class Upkeep:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
+        pause_s = INTERVAL_S
+        while not self._stop.wait(pause_s):
+            pause_s = INTERVAL_S
             try:
                 self._merge_sealed()
+                self.failure = None
+            except CheckpointUnusable as error:
+                self.failure = error
+                pause_s = AGAIN_S
             except GodwitError as error:
                 self.failure = error  # shown by status(); the log only grows from here on
                 return

@@ -108,10 +108,10 @@ class Flock:
         self._admission = Admission(spark, onGap == "accept")
         self._controller = Controller(bind, self._settings.token, self._admit, self._active_scopes)
         self._jobs = [self._job(host) for host in self._home.routing.hosts]
-        write_owner(str(self._home.path), self._incarnation)
         timers.register(spark)
         atexit.register(self.close)
         try:
+            write_owner(str(self._home.path), self._incarnation)
             self._start()
         except BaseException:
             self.close()

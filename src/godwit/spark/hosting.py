@@ -107,6 +107,8 @@ class HostJob:
         self._stopping.set()
 
     def join(self, timeout_s: float) -> bool:
+        if self._thread.ident is None:
+            return True  # it was never started
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._context.cancelJobGroup(self._group)
