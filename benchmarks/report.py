@@ -61,11 +61,11 @@ def ratios() -> list[str]:
     small = min(size for _, size in cells)
     copy = middle(cells["copy", small], "batch_ms")
     pandas = best_rate("spark-pandas")
-    native, unchanged = best_rate("godwit-native"), best_rate("godwit-unchanged")
+    native, unchanged, sql = best_rate("godwit-native"), best_rate("godwit-unchanged"), best_rate("spark-sql")
     lines = [
         f"- unchanged processor: **{unchanged / pandas:,.0f} times** Spark's Python state API in rows/s (aim: 10)",
-        f"- native processor: **{native / pandas:,.0f} times** Spark's Python state API (aim: 40), "
-        f"**{native / best_rate('spark-sql'):,.1f} times** Spark SQL's aggregation in the JVM (aim: ahead of it)",
+        f"- native processor: **{native / pandas:,.0f} times** Spark's Python state API (aim: 40)",
+        f"- native processor: **{native / sql:,.1f} times** Spark SQL's aggregation in the JVM (aim: over 1)",
     ]
     for way in ("godwit-native", "godwit-unchanged"):
         ratio = middle(cells[way, small], "batch_ms") / copy
@@ -86,7 +86,7 @@ def recovery_lines() -> list[str]:
     sizes: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in newest("recovery"):
         sizes[row["state_mb"]].append(row)
-    lines = ["| state, MB | killed host serves again after, s (spread) | of which loading, s | loading, MB/s |", "|---|---|---|---|"]
+    lines = ["| state, MB | killed host serves again after, s (spread) | loading, s | MB/s |", "|---|---|---|---|"]
     for size, rows in sorted(sizes.items()):
         away = sorted(row["away_s"] for row in rows)
         lines.append(
@@ -97,7 +97,10 @@ def recovery_lines() -> list[str]:
 
 
 def measured_on(name: str) -> str:
-    row = newest(name)[0]
+    rows = newest(name)
+    if not rows:
+        return "no machine yet"
+    row = rows[0]
     machine = row["machine"]
     return f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB, commit {row['commit']}, run {row['run']}"
 
@@ -111,7 +114,7 @@ def page() -> str:
         "",
         "## Key-count: rows a second and batch latency",
         f"Measured on {measured_on('throughput')}. 10,000 keys, 2 partitions, 2 hosts, noop sink, one output row per input row",
-        "(Spark SQL: one per changed key). Spark's Python state API is measured with at most 10,000 rows a batch: more take minutes.",
+        "(Spark SQL: one per changed key). Spark's Python state API has at most 5,000 rows a batch here: more take minutes.",
         "",
         *throughput_table(),
         "",
@@ -131,7 +134,9 @@ def readme() -> str:
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
     cores = newest("throughput")[0]["machine"]["cores"]
-    block = "\n".join([f"Key-count on {cores} cores, all in one run ([all figures](docs/benchmarks.md)):", "", *ratios()])
+    block = "\n".join(
+        [f"Key-count on {cores} cores, all in one run ([all figures](docs/benchmarks.md)):", "", *ratios()]
+    )
     return f"{head}{BEGIN}\n{block}\n{END}{tail}"
 
 

@@ -43,7 +43,7 @@ WAYS = [
             PandasCount(), COUNTS, outputMode="append", timeMode="none"
         ),
         "append",
-        10_000,
+        5_000,
     ),
     Way("spark-sql", lambda frame, flock, name: frame.groupBy("key").count(), "update", 10**9),
     Way(
@@ -135,8 +135,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=[way.name for way in WAYS], help="which ways to measure")
     parser.add_argument("--no-memory", action="store_true", help="leave out the memory of 1 M keys x 100 B")
     options = parser.parse_args()
-    spark, rows = session(4), []
-    run = run_id()
+    spark, run = session(4), run_id()
     with tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory:
         with godwit.Flock(spark, hosts=2, checkpoint=directory) as flock:
             for repeat in range(options.repeats):
@@ -144,14 +143,16 @@ def main() -> None:
                     for size in dict.fromkeys((options.small, min(options.large, way.batch_rows_max))):
                         batches = options.batches if way.name != "spark-pandas" else max(8, options.batches // 3)
                         name = f"{way.name}-{size}-{repeat}"
-                        rows.append(measure(spark, flock, way, size, batches, name) | {"repeat": repeat})
-                        row = rows[-1]
+                        row = measure(spark, flock, way, size, batches, name) | {"repeat": repeat}
+                        keep("throughput", run, [row])
                         say(f"{name}: {row['batch_ms']:.0f} ms a batch, {row['rows_per_second']:,.0f} rows/s")
     if not options.no_memory:
-        rows.append(memory_per_key(spark, 1_000_000, 100))
-        say(f"1 M keys x 100 B: host {rows[-1]['host_bytes'] / 1e6:.0f} MB, {rows[-1]['bytes_per_key']:.0f} B a key")
+        row = memory_per_key(spark, 1_000_000, 100)
+        path = keep("throughput", run, [row])
+        say(
+            f"1 M keys x 100 B: host {row['host_bytes'] / 1e6:.0f} MB, {row['bytes_per_key']:.0f} B a key; kept in {path}"
+        )
     spark.stop()
-    say(f"kept in {keep('throughput', run, rows)}")
 
 
 if __name__ == "__main__":

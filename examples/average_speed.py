@@ -2,10 +2,11 @@
 
 import tempfile
 
-import godwit
-from godwit.spark import workload
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
+
+import godwit
+from godwit.spark import workload
 
 
 class AverageSpeed(StatefulProcessor):
@@ -28,9 +29,7 @@ def main(spark: SparkSession, directory: str) -> None:
         .load()
     )
     with godwit.Flock(spark, hosts=2, checkpoint=f"{directory}/godwit") as flock:
-        speeds = flock.transformWithState(
-            cars, "car", AverageSpeed(), "car string, mean double, n long", name="speed"
-        )
+        speeds = flock.transformWithState(cars, "car", AverageSpeed(), "car string, mean double, n long", name="speed")
         query = (
             speeds.writeStream.format("parquet")
             .option("checkpointLocation", f"{directory}/spark")

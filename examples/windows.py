@@ -2,9 +2,10 @@
 
 import tempfile
 
+from pyspark.sql import SparkSession
+
 import godwit
 from godwit.spark import workload
-from pyspark.sql import SparkSession
 
 
 def main(spark: SparkSession, directory: str) -> None:

@@ -335,61 +335,82 @@ lanes = st.tuples(
 )
 
 
-def play(
-    shell: Shell, batch: int, rows: dict[str, list[tuple[str, int]]], draw: Callable[..., Any]
-) -> dict[str, Attempt]:
-    """One batch, with faults, until an attempt at each lane has finished; those that did."""
-    now_ms = (batch + 1) * BATCH_MS
-    run = 0
-    done: dict[str, list[Attempt]] = {lane: [] for lane in rows}
-    live: list[Attempt] = []
-    faults_left = 12
-    while not all(done.values()) or live:
-        waiting = [lane for lane in rows if not done[lane] and not any(a.lane == lane for a in live)]
-        fault = "none"
-        if faults_left:
-            fault = draw(
-                st.sampled_from(["none", "none", "die", "throw", "again", "break", "run", "compact", "restart"])
-            )
-            faults_left -= fault != "none"
-        if waiting or (fault == "again" and rows):
-            lane = waiting[0] if waiting else draw(st.sampled_from(sorted(rows)))
-            cuts = draw(st.lists(st.integers(1, max(len(rows[lane]), 1)), max_size=3).map(sorted))
-            live.append(Attempt(BatchRef("query", f"run-{batch}-{run}", batch), lane, rows[lane], cuts))
-            continue
-        if fault == "compact":
-            shell.compact()
-        if fault == "restart":
-            shell.restart()
-        if fault == "run" and not any(done.values()):
-            run, live = run + 1, []  # the query is started again: all tasks of the run before are gone
-            continue
-        if not live:
-            continue
-        attempt = live[draw(st.integers(0, len(live) - 1))]
-        if fault == "break":
-            live.remove(attempt)
-            continue
-        shell.die = draw(st.sampled_from(["merged", "in line", "written"])) if fault == "die" else None
+FAULTS = ["none", "none", "die", "throw", "again", "break", "run", "compact", "restart"]
+
+
+class Play:
+    """One batch, with faults, until an attempt at each lane has finished."""
+
+    def __init__(
+        self, shell: Shell, batch: int, rows: dict[str, list[tuple[str, int]]], draw: Callable[..., Any]
+    ) -> None:
+        self.shell = shell
+        self.batch = batch
+        self.rows = rows
+        self.draw = draw
+        self.run = 0
+        self.faults_left = 12
+        self.live: list[Attempt] = []
+        self.done: dict[str, list[Attempt]] = {lane: [] for lane in rows}
+
+    def to_end(self) -> dict[str, Attempt]:
+        """What each lane gave in the end; all attempts that finished gave the same."""
+        while not all(self.done.values()) or self.live:
+            self._move(self._fault())
+        for attempts in self.done.values():
+            assert all((a.outputs, a.timers) == (attempts[0].outputs, attempts[0].timers) for a in attempts)
+        return {lane: attempts[0] for lane, attempts in self.done.items()}
+
+    def _fault(self) -> str:
+        fault = self.draw(st.sampled_from(FAULTS)) if self.faults_left else "none"
+        self.faults_left -= fault != "none"
+        return fault
+
+    def _move(self, fault: str) -> None:
+        busy = {attempt.lane for attempt in self.live}
+        waiting = [lane for lane in self.rows if not self.done[lane] and lane not in busy]
+        if waiting or fault == "again":
+            self._begin(waiting[0] if waiting else self.draw(st.sampled_from(sorted(self.rows))))
+        elif fault == "run" and not any(self.done.values()):
+            self.run, self.live = self.run + 1, []  # the query is started again: all tasks of the run before are gone
+        elif fault == "compact":
+            self.shell.compact()
+        elif fault == "restart":
+            self._restart()
+        elif self.live:
+            attempt = self.live[self.draw(st.integers(0, len(self.live) - 1))]
+            if fault == "break":
+                self.live.remove(attempt)
+            else:
+                self._step(attempt, fault)
+
+    def _begin(self, lane: str) -> None:
+        rows = self.rows[lane]
+        cuts = self.draw(st.lists(st.integers(1, max(len(rows), 1)), max_size=3).map(sorted))
+        request = BatchRef("query", f"run-{self.batch}-{self.run}", self.batch)
+        self.live.append(Attempt(request, lane, rows, cuts))
+
+    def _step(self, attempt: Attempt, fault: str) -> None:
+        self.shell.die = self.draw(st.sampled_from(["merged", "in line", "written"])) if fault == "die" else None
         if fault == "throw" and attempt.rows:
-            Tripwire.at, Tripwire.at_timers = draw(st.sampled_from(attempt.rows)), draw(st.booleans())
+            Tripwire.at, Tripwire.at_timers = self.draw(st.sampled_from(attempt.rows)), self.draw(st.booleans())
         try:
-            attempt.step(shell, now_ms)
+            attempt.step(self.shell, (self.batch + 1) * BATCH_MS)
         except ProcessorFailed:
-            live.remove(attempt)
+            self.live.remove(attempt)
         except Died:
-            note(f"died in batch {batch}, lane {attempt.lane}")
-            shell.restart()
-            for other in live:
-                other.reconnect()
+            note(f"died in batch {self.batch}, lane {attempt.lane}")
+            self._restart()
         finally:
-            Tripwire.at, Tripwire.at_timers, shell.die = None, False, None
+            Tripwire.at, Tripwire.at_timers, self.shell.die = None, False, None
         if attempt.finished:
-            live.remove(attempt)
-            done[attempt.lane].append(attempt)
-    for attempts in done.values():
-        assert all((a.outputs, a.timers) == (attempts[0].outputs, attempts[0].timers) for a in attempts)
-    return {lane: attempts[0] for lane, attempts in done.items()}
+            self.live.remove(attempt)
+            self.done[attempt.lane].append(attempt)
+
+    def _restart(self) -> None:
+        self.shell.restart()
+        for attempt in self.live:
+            attempt.reconnect()
 
 
 def by_key(said: list[tuple[str, str]]) -> dict[str, list[str]]:
@@ -409,7 +430,7 @@ def test_random_processors_are_exact_under_random_faults(
         for batch, lists in enumerate(batches):
             rows = {str(lane): found for lane, found in enumerate(lists)}
             now_ms = (batch + 1) * BATCH_MS
-            finished = play(shell, batch, rows, data.draw)
+            finished = Play(shell, batch, rows, data.draw).to_end()
             # The first batch fires none, and a batch without any row leaves them to the next.
             fired = model.fire(now_ms) if batch and any(rows.values()) else []
             got = [timer for attempt in finished.values() for timer in attempt.timers]
