@@ -34,7 +34,8 @@ def fill(spark: SparkSession, flock: godwit.Flock, directory: str, keys: int) ->
         .option("checkpointLocation", directory)
         .start()
     )
-    while flock.status()["operators"]["blob"]["keys"] < keys:
+    last = -(-keys // batch_rows) - 1  # only what Spark has committed must survive
+    while (query.lastProgress or {"batchId": -1})["batchId"] < last:
         if query.exception() is not None:
             raise query.exception()
         query.awaitTermination(0.2)

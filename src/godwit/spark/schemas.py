@@ -70,7 +70,7 @@ def parse_ddl(text: str) -> sql.StructType:
         return sql.StructType(_fields(tokens[::-1], ""))
     except (IndexError, KeyError, ValueError):
         pass
-    if SparkContext._active_spark_context is not None:
+    if tokens and SparkContext._active_spark_context is not None:
         try:
             return cast(sql.StructType, sql.StructType.fromDDL(text))
         except PySparkException as error:
