@@ -6,6 +6,7 @@ import atexit
 import os
 import secrets
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -51,6 +52,7 @@ from godwit.transport.flight import Client
 
 Keys = str | list[str] | tuple[str, ...]
 START_TIMEOUT_S = 120.0
+EXECUTORS_TIMEOUT_S = 30.0  # as long as Spark itself waits for executors before it schedules without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,10 +416,18 @@ def _check_session(spark: Any) -> None:
 
 
 def _check_slots(spark: SparkSession, hosts: int) -> None:
-    """Hosts hold a task slot each, and at least one must be left for the query's own tasks."""
+    """Hosts hold a task slot each, and at least one must be left for the query's own tasks.
+
+    The executors of a cluster come some time after the session; those of a local master are there from the start.
+    """
     context: Any = spark.sparkContext._jsc.sc()
     profile = context.resourceProfileManager().defaultResourceProfile()
+    patience_s = 0.0 if str(spark.sparkContext.master).startswith("local[") else EXECUTORS_TIMEOUT_S
+    deadline = time.monotonic() + patience_s
     slots = context.maxNumConcurrentTasks(profile)
+    while slots < hosts + 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        slots = context.maxNumConcurrentTasks(profile)
     if slots < hosts + 1:
         raise NotEnoughSlots(
             f"{hosts} hosts need {hosts + 1} task slots (one each, and one or more for the query), Spark has {slots}",
