@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import godwit
 from tests.faults.driver import App
 from tests.faults.processes import files_under, listens, processes_of
-from tests.spark.flocks import OPERATOR, Count, Kept, KeyCount, drain, start, wait_until
+from tests.spark.flocks import OPERATOR, Count, Kept, KeyCount, drain, kill_host, start, wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -47,6 +47,15 @@ def test_close_ends_hosts_threads_and_ports_and_removes_spilled_state(
         if t.status == "LISTEN"
     ]
     flock.close()
+
+
+def test_close_removes_the_lease_of_a_host_that_could_not_say_good_bye(spark: SparkSession, tmp_path: Path) -> None:
+    with godwit.Flock(spark, hosts=2, checkpoint=tmp_path / "godwit") as flock:
+        (job, _) = flock._jobs
+        job.stop()
+        kill_host(flock, job.config.host)
+        assert list((tmp_path / "godwit").glob(f"hosts/{job.config.host}/lease.json"))
+    assert not list((tmp_path / "godwit").glob("hosts/*/lease.json"))
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "SIGTERM"])

@@ -159,7 +159,8 @@ class Flock:
         for registered in self._controller.hosts().values():
             self._tell_to_stop(registered.address)
         for job in self._jobs:
-            job.join(10.0)
+            if job.join(10.0):
+                job.clear_up()
         self._controller.close()
         self._retire()
 

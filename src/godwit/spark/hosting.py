@@ -14,7 +14,7 @@ from pyspark import InheritableThread, SparkContext
 from godwit.errors import Bug, CheckpointUnusable, Fenced, GodwitError, HostUnavailable
 from godwit.runtime.controller import Controller
 from godwit.runtime.host import Host, HostConfig
-from godwit.runtime.leases import check_owner, host_directory, write_failure
+from godwit.runtime.leases import check_owner, drop_lease, host_directory, read_lease, write_failure
 from godwit.transport.flight import Client
 
 PAUSE_S_MAX = 5.0
@@ -114,3 +114,10 @@ class HostJob:
             self._context.cancelJobGroup(self._group)
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def clear_up(self) -> None:
+        """Say good-bye for a host that could not: Ctrl-C makes Spark end tasks without waiting for them."""
+        directory = host_directory(self.config.checkpoint, self.config.host)
+        lease = read_lease(directory)
+        if lease is not None and lease.incarnation == self.config.incarnation:
+            drop_lease(directory)
