@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for row in (
         "errors",
         "model",
+        "control migration",
         "state transport",
         "runtime",
         "windows workload",
@@ -36,8 +37,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 )
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 
-STDLIB_ONLY = {"errors", "model"}
-PURE = {"errors", "model", "workload"}
+STDLIB_ONLY = {"control", "errors", "migration", "model"}
+PURE = {"control", "errors", "migration", "model", "workload"}
 # Clocks, chance, threads, processes and files: what a pure unit gets as an argument instead.
 WORLD = set(
     "_thread asyncio concurrent fcntl io mmap multiprocessing os queue random sched secrets select selectors"

@@ -129,6 +129,10 @@ class NotReplayable(BadInput):
     code = "GODWIT-NOT-REPLAYABLE"
 
 
+class NotDeterministic(BadInput):
+    code = "GODWIT-NOT-DETERMINISTIC"
+
+
 class OutputMismatch(BadInput):
     code = "GODWIT-OUTPUT-MISMATCH"
 

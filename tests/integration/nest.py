@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.route import Route, Task
 from godwit.runtime.router import Router
 from godwit.runtime.spec import Operator, OperatorSpec
+from godwit.state.keys import KeyCodec
 from godwit.transport.flight import Client
 from tests.spark.flocks import Count, wait_until
 
@@ -52,6 +54,7 @@ class Nest:
         write_owner(str(checkpoint), self.incarnation)
         self.token = secrets.token_hex(8)
         self.routing = Routing.spread([f"host-{i}" for i in range(hosts)], 64)
+        self.initial = self.routing  # what hosts own at first
         self.runs = {"run-1"}  # those that Spark would call active
         self.controller = Controller("127.0.0.1", self.token, self._admit, list)
         self.operator = operator_of(processor or Count())
@@ -65,7 +68,12 @@ class Nest:
     def begin(self, host: str) -> subprocess.Popen[bytes]:
         """Start a host process and do not wait for it."""
         config = HostConfig(
-            host, str(self.checkpoint), self.controller.address, self.token, incarnation=self.incarnation
+            host,
+            str(self.checkpoint),
+            self.controller.address,
+            self.token,
+            incarnation=self.incarnation,
+            routing=self.initial,
         )
         process = subprocess.Popen([sys.executable, "-c", _SERVE, pickle.dumps(config).hex()])
         self._processes.setdefault(host, []).append(process)
@@ -171,4 +179,10 @@ def rows(numbers: Sequence[int], keys: int = 7) -> pa.RecordBatch:
     """Rows by their numbers, with the routing hash that Spark would have put last."""
     n = np.array(numbers, np.int64)
     key = n % keys
-    return pa.RecordBatch.from_arrays([pa.array(key), pa.array(n), pa.array(key * 7919 + 13)], schema=HASHED)
+    hashes = np.array([route_hash(k) for k in key.tolist()], np.int64)
+    return pa.RecordBatch.from_arrays([pa.array(key), pa.array(n), pa.array(hashes)], schema=HASHED)
+
+
+@cache
+def route_hash(key: int) -> int:
+    return KeyCodec(pa.schema([INPUT.field("key")])).route_hash((key,))

@@ -37,6 +37,14 @@ class Watermark:
         self.late = self.eviction
         self.eviction = max(self.eviction, self._lead() - self.delay_ms)
 
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """What another instance in the same batch knows, too: it may have heard from lanes that had not heard of this one."""
+        self.eviction = max(self.eviction, other["eviction"])
+        self.late = max(self.late, other["late"])
+        for mine, theirs in ((self.lanes, other["lanes"]), (self.reported, other["reported"])):
+            for lane, event_max_ms in theirs.items():
+                mine[lane] = max(event_max_ms, mine.get(lane, event_max_ms))
+
     def upcoming(self) -> int:
         """The watermark after the batch in progress, for telling whether another batch would fire timers."""
         lanes = dict(self.lanes)

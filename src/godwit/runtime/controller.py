@@ -86,6 +86,20 @@ class Controller:
                     return missing
                 self._changed.wait(left_s)
 
+    def wait_newer(self, host: str, generation: int, timeout_s: float) -> None:
+        """Until a later generation of the host has registered, or for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._generation(host) > generation, timeout_s)
+
+    def _generation(self, host: str) -> int:
+        return self._hosts[host].generation if host in self._hosts else 0
+
+    def forget(self, host: str) -> None:
+        """The host was stopped on purpose; its address is nobody's now."""
+        with self._changed:
+            self._hosts.pop(host, None)
+            self._failures.pop(host, None)
+
     def close(self) -> None:
         self._service.stop(2.0)
 

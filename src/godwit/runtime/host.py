@@ -7,6 +7,7 @@ answers only what the changelog holds. What a request means is decided by the in
 from __future__ import annotations
 
 import base64
+import json
 import os
 import tempfile
 import threading
@@ -31,8 +32,12 @@ from godwit.errors import (
     UnsupportedQuery,
     WorkLost,
 )
-from godwit.model.progress import BatchRef
-from godwit.runtime.instance import Instance, Part, Work
+from godwit.migration.events import BatchBegan
+from godwit.model.ownership import Ownership
+from godwit.model.progress import BatchRef, Verdict
+from godwit.model.routing import Routing
+from godwit.runtime.gate import Gate
+from godwit.runtime.instance import Chunk, Instance, Part, Work
 from godwit.runtime.leases import (
     Lease,
     check_owner,
@@ -42,7 +47,12 @@ from godwit.runtime.leases import (
     write_lease,
     write_obituary,
 )
+from godwit.runtime.mover import Port
+from godwit.runtime.moves import Moves
+from godwit.runtime.parcels import chunk_from
+from godwit.runtime.seat import Seat
 from godwit.runtime.spec import Operator, OperatorSpec
+from godwit.runtime.tables import read_routing
 from godwit.runtime.upkeep import Upkeep
 from godwit.runtime.watch import Watch
 from godwit.state.changelog import Changelog, Durability
@@ -69,15 +79,9 @@ class HostConfig:
     memory_max_bytes: int | None = None
     segment_bytes_max: int = 64 << 20
     incarnation: str = ""
-
-
-@dataclass(slots=True)
-class Seat:
-    """An instance with the lock that lets one request at a time work on it."""
-
-    instance: Instance
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    lsn: int = -1
+    routing: Routing | None = (
+        None  # who owned what at first; None takes ownership, and with it migration, out of the path
+    )
 
 
 class Host:
@@ -89,6 +93,7 @@ class Host:
         self._operators: dict[str, Operator] = {}
         self._admin = threading.Lock()
         self._stop = threading.Event()
+        self._roster: tuple[str, ...] = ()
         self._fatal: GodwitError | None = None
         self._watch = Watch(self._give_up)
         self._controller = Client(config.controller, config.token)
@@ -107,7 +112,10 @@ class Host:
         self.generation = self.log.generation
         for part in recovered.parts():
             self._recover(part.info, memoryview(part.body))
+        for seat in self._seats.values():
+            self._own(seat)
         self.load_s = time.monotonic() - began
+        self._moves = Moves(self._port(), self._seat_named)
         self._define_all(self._controller.call("definitions"))
         service = self._service()
         self._upkeep = Upkeep(self.log, self._settled)
@@ -115,8 +123,13 @@ class Host:
         self._upkeep.start()
         try:
             self._announce(f"{self.config.bind}:{service.port}")
+            for seat in list(self._seats.values()):
+                self._moves.recover(seat)
             self._serve()
         finally:
+            self._stop.set()
+            self._wake()
+            self._moves.stop()
             clean = service.stop(STOP_GRACE_S)
             self._upkeep.stop()
             self._watch.stop()
@@ -132,8 +145,35 @@ class Host:
             "drop": self._action_drop,
             "sync": self._action_sync,
             "stop": self._action_stop,
+            "marks": self._action_marks,
+            "adopt": self._action_adopt,
+            "roster": self._action_roster,
+            **self._moves.actions(),
         }
         return Service(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
+
+    def _port(self) -> Port:
+        config = self.config
+        return Port(
+            config.host,
+            config.checkpoint,
+            config.token,
+            config.incarnation,
+            self.log,
+            self._clock_ms,
+            self._stop.is_set,
+        )
+
+    def _own(self, seat: Seat) -> None:
+        """An instance that has never given or taken anything owns what the first table says."""
+        instance = seat.instance
+        if self.config.routing is not None and not instance.spec.ephemeral and instance.ownership is None:
+            instance.own(Ownership.initial(self.config.host, self.config.routing))
+
+    def _wake(self) -> None:
+        for seat in list(self._seats.values()):
+            with seat.changed:
+                seat.changed.notify_all()
 
     def _announce(self, address: str) -> None:
         # Again, because another flock may have come in between; its hosts start anew when they find themselves fenced.
@@ -198,6 +238,12 @@ class Host:
                 instance.recover_state(info, pa.ipc.read_record_batch(pa.py_buffer(body), schema))
             case "ledger":
                 self._seats[name].instance.recover_ledger(info, body)
+            case "own":
+                self._seats[name].instance.recover_own(self.config.host, info)
+            case "committed":
+                instance = self._seats[name].instance
+                rows = pa.ipc.read_record_batch(pa.py_buffer(body), changes_schema(instance.key_codec))
+                instance.recover_committed(info, rows)
             case "drop":
                 self._seats.pop(name).instance.state.close()
             case other:
@@ -225,6 +271,7 @@ class Host:
             if operator.spec.ephemeral:
                 return
             seat = self._seats.get(name) or Seat(self._fresh(name, operator.spec))
+            self._own(seat)
             with seat.lock:
                 seat.instance.attach(operator.spec, self._adapter(operator))
                 seat.lsn = self.log.append([seat.instance.define_part()])
@@ -304,6 +351,9 @@ class Host:
         """One lane of one batch: opened, chunks answered in order, finished."""
         began = False
         try:
+            if "migration" in header:
+                self._moves.receive(header, reader, writer)
+                return
             seat = self._seat(header)
             writer.begin(with_rows(seat.instance.spec.output_schema))
             began = True
@@ -338,8 +388,9 @@ class Host:
         if request.batch >= 0:
             carries = header.get("carries", True) is True
             admit = self._admit(header)
-            work = self._worked(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
+            work = self._opened(seat, request, lane, admit, carries)
             self._answer(writer, work, "opened", generation=self.generation)
+        gate = Gate(seat, self._stop.is_set)
         while True:
             try:
                 message = reader.read_chunk()
@@ -347,11 +398,41 @@ class Host:
                 return
             note = wire.unpack(message.app_metadata, "rows", "finish")
             if note["kind"] == "rows":
-                work = self._rows(seat, request, note, message.data)
-                self._answer(writer, work, "outputs")
+                work, refused = self._rows(gate, seat, request, note, message.data)
+                self._answer(writer, work, "outputs", **({"refused": refused} if refused else {}))
             else:
                 self._finish(seat, request, lane, note)
-                writer.write_metadata(wire.pack("finished"))
+                writer.write_metadata(wire.pack("finished", also=self._newcomers(seat, note)))
+
+    def _opened(
+        self, seat: Seat, request: BatchRef, lane: str, admit: Callable[[BatchRef, int, bool], None], carries: bool
+    ) -> Work:
+        """A lane begins a batch here. A new batch waits until what is between two owners is decided."""
+        instance = seat.instance
+        with seat.changed:
+            seat.changed.wait_for(
+                lambda: (
+                    not instance.between_owners
+                    or instance.progress.judge(request) is Verdict.SAME
+                    or self._stop.is_set()
+                )
+            )
+            before = (instance.progress.batch, instance.fired)
+            work = self._do(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
+            if (instance.progress.batch, instance.fired) != before:
+                for tell in seat.told:
+                    tell(BatchBegan())
+        self.log.flush(work.lsn)
+        return work
+
+    def _newcomers(self, seat: Seat, note: dict[str, Any]) -> list[str]:
+        """Hosts that this router has not opened: they need to know how far its lane has come, too."""
+        known = note.get("hosts")
+        if known is None or seat.instance.spec.ephemeral:
+            return []
+        routing = read_routing(self.config.checkpoint, seat.instance.spec.name)
+        roster = self._roster if routing is None else tuple(dict.fromkeys((*routing.hosts, *self._roster)))
+        return [host for host in roster if host not in known]
 
     def _admit(self, header: dict[str, Any]) -> Callable[[BatchRef, int, bool], None]:
         def admit(request: BatchRef, last_batch: int, fresh: bool) -> None:
@@ -368,27 +449,42 @@ class Host:
 
         return admit
 
-    def _rows(self, seat: Seat, request: BatchRef, note: dict[str, Any], data: pa.RecordBatch) -> Work:
-        names = data.schema.names
-        if names[-2:] != [ROW, wire.HASH]:
+    def _rows(
+        self, gate: Gate, seat: Seat, request: BatchRef, note: dict[str, Any], data: pa.RecordBatch
+    ) -> tuple[Work, dict[str, Any] | None]:
+        """Apply what is this instance's; the rest waits, or is told to go elsewhere."""
+        if data.schema.names[-2:] != [ROW, wire.HASH]:
             raise InvariantBroken("a chunk without its row and hash columns", host=self.config.host)
-        rows, hashes = (np.ascontiguousarray(data.column(i).to_numpy()) for i in (-2, -1))
-        batch = data.select(names[:-2])
         lane = wire.field(note, "lane", str)
-        if request.batch < 0:
-            return self._worked(seat, lambda i: i.initialise(lane, batch, rows, hashes, self._clock_ms()))
-        return self._worked(seat, lambda i: i.apply(request, lane, batch, rows, hashes))
+
+        def apply(chunk: Chunk) -> Work:
+            if request.batch < 0:
+                return self._do(
+                    seat, lambda i: i.initialise(lane, chunk.batch, chunk.rows, chunk.hashes, self._clock_ms())
+                )
+            return self._do(seat, lambda i: i.apply(request, lane, chunk))
+
+        with seat.lock:
+            passed = gate.let_in(chunk_from(data), note.get("seen", 0), note.get("again", False), apply)
+            work = Work([batch for done in passed.works for batch in done.outputs], lsn=seat.lsn)
+        self.log.flush(work.lsn)
+        return work, passed.refused
 
     def _worked(self, seat: Seat, job: Callable[[Instance], Work]) -> Work:
         """Do it alone on the instance, then wait until all it rests on is in the changelog."""
         with seat.lock:
-            began = time.perf_counter()
-            work = job(seat.instance)
-            if work.parts:
-                seat.lsn = self.log.append(work.parts)
-            work.lsn = seat.lsn
-            seat.instance.counters.busy_s += time.perf_counter() - began
+            work = self._do(seat, job)
         self.log.flush(work.lsn)
+        return work
+
+    def _do(self, seat: Seat, job: Callable[[Instance], Work]) -> Work:
+        """With the lock held: do it and put in line what it must leave in the changelog."""
+        began = time.perf_counter()
+        work = job(seat.instance)
+        if work.parts:
+            seat.lsn = self.log.append(work.parts)
+        work.lsn = seat.lsn
+        seat.instance.counters.busy_s += time.perf_counter() - began
         return work
 
     def _answer(self, writer: Any, work: Work, kind: str, **fields: Any) -> None:
@@ -425,7 +521,9 @@ class Host:
             # Every batch before the one in progress is committed; of that one, only Spark knows.
             settled = seat.instance.spec.ephemeral or seat.instance.progress.batch <= committed_batch
             batches = list(seat.instance.state.export(committed=not settled))
-        return changes_schema(seat.instance.key_codec), iter(batches)
+            ownership = seat.instance.ownership
+            told = {} if ownership is None else {"ownership": json.dumps(ownership.to_dict())}
+        return changes_schema(seat.instance.key_codec).with_metadata(told), iter(batches)
 
     def _newest_seat(self, name: str) -> Seat:
         scoped = [n for n in self._seats if n.startswith(f"{name}@")]
@@ -433,6 +531,38 @@ class Host:
         if seat is None:
             raise DefinitionError("no such operator on this host", operator=name, host=self.config.host)
         return seat
+
+    def _seat_named(self, name: str) -> Seat:
+        seat = self._seats.get(name)
+        if seat is None:
+            raise DefinitionError("no such operator on this host", operator=name, host=self.config.host)
+        return seat
+
+    def _action_marks(self, request: dict[str, Any]) -> dict[str, Any]:
+        """How far each operator has come here, for a host that joins."""
+        marks = {}
+        for name, seat in list(self._seats.items()):
+            if not seat.instance.spec.ephemeral:
+                with seat.lock:
+                    marks[name], _ = seat.instance.mark_part()
+        return {"marks": marks}
+
+    def _action_adopt(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Be as far as the others are, before the first router comes."""
+        for name, mark in wire.field(request, "marks", dict).items():
+            seat = self._seats.get(name)
+            if seat is None:
+                continue
+            with seat.lock:
+                if seat.instance.progress.query is None:
+                    seat.instance.recover_mark({**mark, "due": None, "fired": True})
+                    seat.lsn = self.log.append([seat.instance.mark_part()])
+            self.log.flush(seat.lsn)
+        return {}
+
+    def _action_roster(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._roster = tuple(wire.field(request, "hosts", list))
+        return {}
 
     def _action_define(self, request: dict[str, Any]) -> dict[str, Any]:
         self._define(wire.field(request, "operator", dict))
@@ -473,4 +603,5 @@ class Host:
 
     def _action_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._stop.set()
+        self._wake()
         return {}

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,15 +27,48 @@ from godwit.errors import (
     StaleBatch,
     StaleRun,
 )
+from godwit.model.ownership import Ownership, Stand
 from godwit.model.progress import BatchRef, Progress, Verdict
+from godwit.model.units import Units
 from godwit.model.watermark import Watermark
 from godwit.runtime.grouping import group_by_key
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
+from godwit.runtime.shares import MINE, Mask, Shares
 from godwit.runtime.spec import OperatorSpec, schema_text
-from godwit.state.changes import changes_schema
-from godwit.state.keys import KeyCodec
+from godwit.state.changes import COLUMN_VAR, Changes, changes_schema
+from godwit.state.keys import Key, KeyCodec
 from godwit.state.ledger import ROW, TIMER_ROW, Entry, Ledger, with_rows
 from godwit.state.tables import KeyedState
+
+
+class Follower(Protocol):
+    """Somebody who is told what was applied, after it was applied and before anything else is."""
+
+    def applied(
+        self, request: BatchRef, lane: str, chunk: Chunk, times: Times, keys: Sequence[Key], work: Work
+    ) -> None: ...
+
+    def changed(self, batch: int, changes: Changes) -> None:
+        """State changed otherwise than by rows: timers fired, or something outlived its time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows as they came: the user's columns, row numbers, routing hashes."""
+
+    batch: pa.RecordBatch
+    rows: Index
+    hashes: Index
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def filter(self, mask: Any) -> Chunk:
+        if mask.all():
+            return self
+        return Chunk(self.batch.filter(pa.array(mask)), self.rows[mask], self.hashes[mask])
+
 
 Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
 Admit = Callable[
@@ -53,6 +86,7 @@ class Counters:
     late: int = 0
     timers_fired: int = 0
     busy_s: float = 0.0
+    chunks: deque[Chunk] = field(default_factory=lambda: deque(maxlen=32))  # the last ones, for telling what is hot
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=20))  # (batch began at ms, rows so far)
 
     def rate(self) -> float:
@@ -69,6 +103,7 @@ class Work:
 
     outputs: list[pa.RecordBatch] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
+    changes: Changes = field(default_factory=Changes)
     lsn: int = -1  # the host's: where in the changelog all of this and all before it is
 
 
@@ -86,6 +121,11 @@ class Instance:
         self.times = Times(0, 0)
         self.counters = Counters()
         self.adapter: Adapter | None = None
+        self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame
+        self.shares: Shares | None = None
+        self.staged = Units()  # of which copies may lie here that are not owned yet, or any more
+        self.followers: list[Follower] = []
+        self.fired_elsewhere: list[Callable[[Index], Mask]] = []
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
 
     # -- definition and recovery -------------------------------------------------------------------------------------
@@ -136,6 +176,8 @@ class Instance:
     def recover_state(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
         self._recover_batch(info["batch"])
         self.state.replay(batch)
+        if info.get("settled"):  # of a key that came from elsewhere, as it was committed there
+            self.state.settle_keys(self.key_codec.from_arrow(batch.columns[:COLUMN_VAR]))
         if "slice" in info:  # of a snapshot: settled long ago, so there is nothing to undo
             self.state.settle()
 
@@ -146,7 +188,11 @@ class Instance:
         if "finished" in info:
             self._finished(info)
             return
-        self.ledger.record(info["lane"], Entry.from_part(info, memoryview(bytes(body)), self.spec.output_schema))
+        entry = Entry.from_part(info, memoryview(bytes(body)), self.spec.output_schema)
+        if info.get("from"):
+            self.ledger.take_over(info["lane"], entry)
+        else:
+            self.ledger.record(info["lane"], entry)
 
     def _recover_batch(self, batch: int) -> None:
         """Any part of a later batch shows that the one before is committed; snapshots keep only the last mark of a batch."""
@@ -154,6 +200,63 @@ class Instance:
             self.state.settle()
             self.ledger.clear()
             self.progress = self.progress.advance(batch)
+
+    # -- ownership ---------------------------------------------------------------------------------------------------
+
+    def own(self, ownership: Ownership) -> None:
+        self.ownership = ownership
+        self.shares = Shares(ownership)
+
+    def stands(self, hashes: Index) -> Any:
+        """How this instance stands to the key of every row; see `model.ownership`."""
+        assert self.ownership is not None
+        assert self.shares is not None
+        if self.shares.version != self.ownership.version:
+            self.shares = Shares(self.ownership)
+        return self.shares.stands(hashes)
+
+    @property
+    def between_owners(self) -> bool:
+        """Whether some unit is: then a new batch waits, so that both ends of a hand-over stay in the same one."""
+        if self.ownership is None or self.shares is None:
+            return False
+        if self.shares.version != self.ownership.version:
+            self.shares = Shares(self.ownership)
+        return self.shares.between
+
+    def keep_up(self, progress: Progress, now_ms: int) -> bool:
+        """Another instance of the operator is in this batch, so those before it are committed. False if that is nothing new."""
+        if progress.query is None or progress.batch <= self.progress.batch:
+            return False
+        request = BatchRef(progress.query, progress.run or "", progress.batch)
+        if self.progress.query is None:
+            self.progress = Progress(progress.query, progress.run, -1, progress.fenced)
+        elif self.progress.run != progress.run:
+            self.progress = self.progress.admit(request)
+        self._next_batch(request, now_ms)
+        return True
+
+    def merge_watermark(self, watermark: Mapping[str, Any]) -> None:
+        self.watermark.merge(watermark)
+        self.times = self._times(self.times.processing_ms)
+
+    @property
+    def moving(self) -> bool:
+        """Whether there may be state here that is not this instance's own, or soon will not be."""
+        return bool(self.staged or self.followers)
+
+    def own_part(self) -> Part:
+        assert self.ownership is not None
+        info = {"kind": "own", "op": self.name, "own": self.ownership.to_dict(), "staged": self.staged.to_dict()}
+        return info, b""
+
+    def recover_own(self, host: str, info: Mapping[str, Any]) -> None:
+        self.own(Ownership.from_dict(host, info["own"]))
+        self.staged = Units.from_dict(info["staged"])
+
+    def recover_committed(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
+        if info["batch"] == self.progress.batch:
+            self.state.amend([batch])
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -173,7 +276,7 @@ class Instance:
         if begins:
             self._next_batch(request, now_ms)
         fires = carries and not self.fired
-        work = self._fire(lane) if fires else Work(self.ledger.timer_outputs(lane))
+        work = self._fire(lane) if fires else Work(self.ledger.timer_outputs(lane) if carries else [])
         # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
         if begins or unknown or fires:
             work.parts.insert(0, self.mark_part())
@@ -217,6 +320,7 @@ class Instance:
         is_first = self.times.processing_ms == 0
         self.due = None if self.spec.time_mode == "none" or is_first else self._times(now_ms)
         self.fired = False
+        self.fired_elsewhere = []
         self.progress = self.progress.advance(request.batch)
         self.watermark.next_batch()
         self.times = self._times(now_ms)
@@ -231,10 +335,11 @@ class Instance:
     def _fire(self, lane: str) -> Work:
         """Timers that are due after the rows of the batch before, which is complete: as Spark fires them at its end."""
         self.state.now_ms = self.times.processing_ms
-        self.state.expire_ttl(self.times.processing_ms)
+        if not self.moving:  # a copy must stay as its owner has it; what has expired is not seen anyway
+            self.state.expire_ttl(self.times.processing_ms)
         due = self.due
         work = Work()
-        timers = [] if due is None else self.state.due(self._due_ms(due))
+        timers = [] if due is None else self._owned(self.state.due(self._due_ms(due)))
         if due is not None and timers:
             rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
             tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, due), rows))
@@ -243,22 +348,51 @@ class Instance:
         else:
             self._log_changes(work)
         self.fired = True
+        for follower in self.followers:
+            follower.changed(self.progress.batch, work.changes)
         return work
+
+    def _owned(self, timers: list[tuple[int, Key]]) -> list[tuple[int, Key]]:
+        """Without those of keys that others own, or that came from an owner who has fired them in this batch already."""
+        if self.shares is None or self.shares.whole or not timers:
+            return timers
+        hashes: Index = np.array([self.key_codec.route_hash(key) for _, key in timers], np.int64)
+        mine = np.isin(self.stands(hashes), (MINE, int(Stand.LENT)))
+        for fired_elsewhere in self.fired_elsewhere:
+            mine &= ~fired_elsewhere(hashes)
+        return [timer for timer, own in zip(timers, mine.tolist(), strict=True) if own]
 
     def _due_ms(self, times: Times) -> int:
         return times.watermark_ms if self.spec.time_mode == "eventTime" else times.processing_ms
 
-    def apply(self, request: BatchRef, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index) -> Work:
+    def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
         """Rows of a lane, ascending by index. Rows applied before are answered from the ledger, the others are applied."""
         self._check_current(request, lane)
-        unseen = self.ledger.unseen(lane, row_index, hashes)
+        unseen = self.ledger.unseen(lane, chunk.rows, chunk.hashes)
         work = Work()
         if unseen is not None:
-            work.outputs = self.ledger.recorded(lane, row_index[~unseen])
+            work.outputs = self.ledger.recorded(lane, chunk.rows[~unseen])
             self.counters.replayed += int((~unseen).sum())
-            batch, row_index, hashes = batch.filter(pa.array(unseen)), row_index[unseen], hashes[unseen]
-        if len(row_index):
-            self._apply_unseen(work, lane, batch, row_index, hashes)
+            chunk = chunk.filter(unseen)
+        if len(chunk):
+            self._apply_unseen(work, request, lane, chunk)
+            self.counters.rows += len(chunk)
+            self.counters.chunks.append(chunk)
+        return work
+
+    def follow(self, request: BatchRef, lane: str, chunk: Chunk, times: Times) -> Work:
+        """Rows that the owner has applied and answered, applied here too, so that this copy stays the same as the owner's.
+
+        A batch that is over here is committed: nobody asks for its rows again, and what they change is settled at once.
+        """
+        over = request.batch < self.progress.batch
+        unseen = None if over else self.ledger.unseen(lane, chunk.rows, chunk.hashes)
+        chunk = chunk if unseen is None else chunk.filter(unseen)
+        work = Work()
+        if len(chunk):
+            keys = self._apply_unseen(work, request, lane, chunk, times, record=not over)
+            if over:
+                self.state.settle_keys(keys)
         return work
 
     def _check_current(self, request: BatchRef, lane: str) -> None:
@@ -267,32 +401,42 @@ class Instance:
             self._refuse(verdict, request, lane)
             raise InvariantBroken("rows came before their batch was opened", operator=self.spec.name, lane=lane)
 
-    def _apply_unseen(self, work: Work, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index) -> None:
-        kept, kept_index = self._without_late(batch, row_index)
-        late = len(row_index) - len(kept_index)
-        self.state.now_ms = self.times.processing_ms
-        if len(kept_index):
-            rows = group_by_key(kept, kept_index, self.key_codec)
+    def _apply_unseen(
+        self,
+        work: Work,
+        request: BatchRef,
+        lane: str,
+        chunk: Chunk,
+        times: Times | None = None,
+        record: bool = True,
+    ) -> list[Key]:
+        times = times or self.times
+        kept = self._without_late(chunk, times)
+        late = len(chunk) - len(kept)
+        self.state.now_ms = times.processing_ms
+        keys: list[Key] = []
+        if len(kept):
+            grouped = group_by_key(kept.batch, kept.rows, self.key_codec)
+            keys = grouped.keys
             late -= getattr(self.adapter, "late_rows", 0)  # a window decides by itself which rows are too late for it
-            tagged = self._call(lambda adapter: _tagged(adapter.process(rows, self.times)))
+            tagged = self._call(lambda adapter: _tagged(adapter.process(grouped, times)))
             late += getattr(self.adapter, "late_rows", 0)
         else:
             tagged = _empty(self.spec.output_schema)
         if late:
             self.counters.late += late
             work.parts.append(self.mark_part())
-        self._record(work, lane, row_index, hashes, tagged)
-        self.counters.rows += len(row_index)
+        self._record(work, lane, chunk.rows, chunk.hashes, tagged, record)
+        for follower in self.followers:
+            follower.applied(request, lane, chunk, times, keys, work)
+        return keys
 
-    def _without_late(self, batch: pa.RecordBatch, row_index: Index) -> tuple[pa.RecordBatch, Index]:
+    def _without_late(self, chunk: Chunk, times: Times) -> Chunk:
         """As Spark does, rows at or before the watermark of the batch before are not processed; here they are counted."""
         if self.spec.time_mode != "eventTime" or self.spec.event_time is None or self.spec.ephemeral:
-            return batch, row_index
-        event_us = event_times_us(batch, self.spec.event_time)
-        late = event_us <= (self.watermark.late - self.spec.lateness_ms) * 1000
-        if not late.any():
-            return batch, row_index
-        return batch.filter(pa.array(~late)), row_index[~late]
+            return chunk
+        event_us = event_times_us(chunk.batch, self.spec.event_time)
+        return chunk.filter(event_us > (times.late_ms - self.spec.lateness_ms) * 1000)
 
     def _call(self, call: Callable[[Adapter], pa.RecordBatch]) -> pa.RecordBatch:
         """Run user code on the staged state; whatever it or its outputs do wrong leaves the state as it was."""
@@ -323,17 +467,21 @@ class Instance:
             self.state.rollback()
             raise
 
-    def _record(self, work: Work, lane: str, rows: Index, hashes: Index, outputs: pa.RecordBatch) -> None:
+    def _record(
+        self, work: Work, lane: str, rows: Index, hashes: Index, outputs: pa.RecordBatch, record: bool = True
+    ) -> None:
         entry = Entry(rows, hashes, outputs)
         self._log_changes(work)
-        self.ledger.record(lane, entry)
-        work.parts.append(entry.part(self.name, self.progress.batch, lane))
+        if record:
+            self.ledger.record(lane, entry)
+            work.parts.append(entry.part(self.name, self.progress.batch, lane))
         if len(outputs):
             work.outputs.append(outputs)
         self.counters.outputs += len(outputs)
 
     def _log_changes(self, work: Work) -> None:
         changes = self.state.commit()
+        work.changes = changes
         if len(changes):
             info = {"kind": "state", "op": self.name, "batch": self.progress.batch}
             work.parts.append((info, changes.to_batch(self.key_codec).serialize()))

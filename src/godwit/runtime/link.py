@@ -1,4 +1,8 @@
-"""One host as a lane sees it: a stream, what is unanswered on it, and the way back after a restart."""
+"""One host as a lane sees it: a stream, what is unanswered on it, and the way back after a restart.
+
+A host that has left for good is not waited for: its link is retired, and what it had not answered is given back. Who else
+could take that is not decided here.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,18 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from godwit.errors import HostUnavailable, StaleGeneration
 from godwit.runtime.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
+from godwit.runtime.link_pieces import Finish, Piece
 from godwit.runtime.route import Route, Task
+from godwit.runtime.rows import Index
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client, wrong_token
 
@@ -26,32 +34,53 @@ LOST = (*GONE, StaleGeneration)
 class Link:
     """Sends messages in order and gives back their answers in order, whatever happens to the host in between."""
 
-    def __init__(self, host: str, route: Route, task: Task, schema: pa.Schema) -> None:
+    def __init__(self, host: str, route: Route, task: Task, schema: pa.Schema, left: Callable[[str], bool]) -> None:
         self.host = host
         self.timers: pa.RecordBatch | None = None
+        self.retired = False
         self._route = route
         self._task = task
         self._schema = schema
+        self._left = left
         self._directory = host_directory(route.checkpoint, host)
-        self._unanswered: deque[tuple[bytes, pa.RecordBatch | None]] = deque()
+        self._unanswered: deque[Piece | Finish] = deque()
+        self._owed: deque[tuple[int, Piece]] = deque()  # (stream, piece) answered and perhaps not dealt with
+        self._stream = 0
+        self._seen = 0
         self._answered: dict[int, int] = {}
         self._lease: Lease | None = None
         self._client: Client | None = None
+        self._begun = False  # a stream is there, and the host has not said yet that it is open
         self._writer: Any = None
         self._deadline: float | None = None
         self._breaks = 0
 
+    def reach(self) -> None:
+        """Ask for a stream if the host is up, and do not wait for its answer: several hosts can be asked before."""
+        lease = self._read_lease()
+        if lease is not None:
+            self._deadline = time.monotonic() + self._route.wait_s
+            try:
+                self._begin(lease)
+            except LOST as error:
+                self._lost(error)
+
     def connect(self) -> None:
         """Open a stream to the host's newest generation and say again what it has not answered."""
         while True:
-            lease = self._wait_lease()
             try:
-                self._open(lease)
+                if not self._begun:
+                    lease = self._wait_lease()
+                    if lease is None:
+                        self._retire()
+                        return
+                    self._begin(lease)
+                self._open()
                 return
             except LOST as error:
                 self._lost(error)
 
-    def _open(self, lease: Lease) -> None:
+    def _begin(self, lease: Lease) -> None:
         task, request = self._task, self._task.request
         self._lease = lease
         self._client = Client(lease.address, self._route.token)
@@ -73,15 +102,47 @@ class Link:
             target=_drain, args=(self._reader, self._inbox), name=f"godwit-link-{self.host}", daemon=True
         )
         self._draining.start()
-        if request.batch >= 0:
+        self._stream, self._seen, self._begun = self._stream + 1, 0, True
+
+    def _open(self) -> None:
+        assert self._lease is not None
+        self._begun = False
+        if self._task.request.batch >= 0:
             header, self.timers = self._read("opened")
-            self._answered[lease.generation] = header["lsn"]
-        for note, data in self._unanswered:
-            self._write(note, data)
+            self._answered[self._lease.generation] = header["lsn"]
+        self._hold_back()
+        for message in self._unanswered:
+            self._write(message)
         self._deadline = None
 
-    def _wait_lease(self) -> Lease:
-        """The address of a generation that we have not lost yet; polled, because the host tells only the file system."""
+    def _hold_back(self) -> None:
+        """A new stream knows nothing of what was refused on the one before, and the host may own it again by now.
+
+        Later rows of such keys would then be applied before the refused ones, which are still on their way round.
+        """
+        pieces = [*(piece for _, piece in self._owed if not piece.dealt_with), *self._unanswered]
+        refused = [hashes for piece in pieces if isinstance(piece, Piece) for hashes in piece.unapplied_hashes()]
+        if not refused:
+            return
+        apart: Index = np.unique(np.concatenate(refused))
+        for piece in [piece for piece in self._unanswered if isinstance(piece, Piece)]:
+            piece.hold_back(apart)
+            if not len(piece.batch):
+                piece.give_up()
+                self._unanswered.remove(piece)
+                self._owed.append((0, piece))
+
+    def _retire(self) -> None:
+        self.retired = True
+        for message in self._unanswered:
+            message.give_up()
+        self._unanswered.clear()
+
+    def _wait_lease(self) -> Lease | None:
+        """The address of a generation that we have not lost yet, or None if the host has left for good.
+
+        Polled, because the host tells only the file system.
+        """
         began = time.monotonic()
         self._deadline = self._deadline or began + self._route.wait_s
         pause_s = 0.002
@@ -89,6 +150,8 @@ class Link:
             lease = self._read_lease()
             if lease is not None and lease != self._lease:
                 return lease
+            if self._left(self.host):
+                return None
             if lease is not None and time.monotonic() > began + AGAIN_S:
                 return lease
             if time.monotonic() > self._deadline:
@@ -112,6 +175,7 @@ class Link:
 
     def _lost(self, error: BaseException) -> None:
         """The stream broke. If the host ended itself because of us, say why; otherwise go on with its successor."""
+        self._begun = False
         self._close_client()
         if self._deadline is None:  # it had been up: to find nobody at an address is no sign of refusal
             self._breaks += 1
@@ -124,11 +188,14 @@ class Link:
             if reason is not None:
                 raise reason.at(host=self.host)
 
-    def send(self, note: bytes, data: pa.RecordBatch | None) -> None:
+    def send(self, message: Piece | Finish) -> None:
         """A stream that has ended says why where it is read: there the message is sent again, after those before it."""
-        self._unanswered.append((note, data))
+        if self.retired:
+            message.give_up()
+            return
+        self._unanswered.append(message)
         try:
-            self._write(note, data)
+            self._write(message)
         except GONE:
             return
         except pa.ArrowInvalid:  # what Arrow calls a stream that the host has ended, but bad data too
@@ -136,29 +203,50 @@ class Link:
             if self._draining.is_alive():
                 raise
 
-    def _write(self, note: bytes, data: pa.RecordBatch | None) -> None:
-        if data is None:
-            self._writer.write_metadata(note)
+    def _write(self, message: Piece | Finish) -> None:
+        note = message.note(self._seen_now())
+        if isinstance(message, Piece):
+            self._writer.write_with_metadata(message.batch, note)
         else:
-            self._writer.write_with_metadata(data, note)
+            self._writer.write_metadata(note)
 
-    def receive(self, kind: str) -> pa.RecordBatch | None:
-        """The answer to the oldest unanswered message."""
-        header, data = self._read_again(kind)
-        self._unanswered.popleft()
+    def _seen_now(self) -> int:
+        """How many answers of this stream have been dealt with, up to the first that has not."""
+        while self._owed and self._owed[0][1].dealt_with:
+            stream, _ = self._owed.popleft()
+            self._seen += stream == self._stream
+        return self._seen
+
+    def receive(self, message: Piece | Finish) -> None:
+        """Wait until it is answered; answers to what was sent before it are kept with their pieces."""
+        while not message.answered:
+            self._receive_next()
+
+    def _receive_next(self) -> None:
+        answer = self._read_again()
+        if answer is None:
+            return
+        header, data = answer
+        message = self._unanswered.popleft()
         self._breaks = 0
         if "lsn" in header:
             assert self._lease is not None
             self._answered[self._lease.generation] = header["lsn"]
-        return data
+        if isinstance(message, Piece):
+            message.answer(header, data)
+            self._owed.append((self._stream, message))
+        else:
+            message.answer(header)
 
-    def _read_again(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
-        while True:
+    def _read_again(self) -> tuple[dict[str, Any], pa.RecordBatch | None] | None:
+        """The answer to the oldest unanswered message; None if none is left, because the host has left."""
+        while self._unanswered:
             try:
-                return self._read(kind)
+                return self._read("outputs" if isinstance(self._unanswered[0], Piece) else "finished")
             except LOST as error:
                 self._lost(error)
                 self.connect()
+        return None
 
     def _read(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
         message = self._inbox.get()
@@ -168,9 +256,12 @@ class Link:
             raise message
         return wire.unpack(message.app_metadata, kind), message.data
 
-    def finish(self, rows: int | None, event_max_ms: int | None) -> None:
+    def finish(self, rows: int | None, event_max_ms: int | None, hosts: list[str]) -> Finish:
         answered = list(self._answered.items())
-        self.send(wire.pack("finish", rows=rows, event_max_ms=event_max_ms, answered=answered), None)
+        note = wire.pack("finish", rows=rows, event_max_ms=event_max_ms, answered=answered, hosts=hosts)
+        message = Finish(note)
+        self.send(message)
+        return message
 
     def close(self) -> None:
         if self._client is not None and self._writer is not None:

@@ -1,7 +1,11 @@
 """The router: the code inside a Spark task that sends rows to the hosts that own their keys and puts the outputs in order.
 
-It splits a lane's rows by owner, keeps what is unanswered so that it can be sent again to a restarted host, and lets the task
-end only when every host has made the lane's work durable. It decides nothing about state.
+It splits a lane's rows by owner as its table has it, sees to it that rows which a host refuses get to their owner, and lets the
+task end only when every host has made the lane's work durable. It decides nothing about state, nor who owns a key.
+
+Order (DESIGN 5): windows are collected in the order in which they were sent, each seen through before the next is looked at,
+and what was learnt from one is used for new windows only when none is in flight. So no row overtakes an earlier one of its key
+that is still on its way to, or back from, an older owner.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ import pyarrow.compute as pc
 
 from godwit.errors import GodwitError, NullKey
 from godwit.runtime.lanes import Window, windows
-from godwit.runtime.link import Link
+from godwit.runtime.link_pieces import Piece
 from godwit.runtime.route import Route, Task
+from godwit.runtime.router_links import Links
+from godwit.runtime.router_rounds import Rounds
 from godwit.runtime.rows import Index
+from godwit.runtime.tables import OwnerTable, RoutingFile
 from godwit.state.ledger import in_row_order
-from godwit.transport import wire
 from godwit.transport.wire import HASH, ROW
 
 WINDOWS_MAX = 3  # sent and not yet answered; more than one keeps hosts busy while the next is read
@@ -32,42 +38,31 @@ class Router:
     def __init__(self, route: Route, task: Task) -> None:
         self._route = route
         self._task = task
-        self._owners = np.array(route.routing.owners, np.int32)
-        self._links: list[Link] = []
-        self._sent: deque[list[Link]] = deque()
+        self._file = RoutingFile(route.checkpoint, route.operator, moves=task.scope is None)
+        self._table = newest_table(route, self._file)
+        self._sent: deque[tuple[str, list[Piece]]] = deque()
         self._row_count = 0
         self._event_max_ms: int | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Outputs in the order of the input rows; returns when all is durable."""
         wire_schema = pa.schema([*schema, pa.field(ROW, pa.int64()), pa.field(HASH, pa.int64())])
+        self._links = Links(self._route, self._task, wire_schema, self._file, self._table)
+        self._rounds = Rounds(self._route, self._table, self._links, self._file)
         try:
-            self._connect(wire_schema)
-            yield from self._timers()
+            # Every host, also where no row will go: the batch and its event time concern them all.
+            self._links.open(self._table.hosts)
+            yield from _ordered(self._links.take_timers())
             for window in windows(batches, self._route, self._task.lane):
                 self._send(window, wire_schema)
-                while len(self._sent) >= WINDOWS_MAX:
-                    yield from self._collect()
-            while self._sent:
-                yield from self._collect()
-            self._finish()
+                yield from self._collect(WINDOWS_MAX - 1)
+            yield from self._collect(0)
+            yield from self._finish()
         except GodwitError as error:
             request = self._task.request
             raise error.at(operator=self._route.operator, batch=request.batch, lane=self._task.lane) from None
         finally:
-            for link in self._links:
-                link.close()
-
-    def _connect(self, schema: pa.Schema) -> None:
-        """To every host, also where no row will go: the batch and its event time concern them all."""
-        self._links = [Link(host, self._route, self._task, schema) for host in self._route.routing.hosts]
-        for link in self._links:
-            link.connect()
-
-    def _timers(self) -> Iterator[pa.RecordBatch]:
-        fired = [link.timers for link in self._links if link.timers is not None]
-        if fired:
-            yield _without_row(in_row_order(fired))
+            self._links.close()
 
     def _send(self, window: Window, schema: pa.Schema) -> None:
         self._check_keys(window)
@@ -77,24 +72,19 @@ class Router:
         numbered = pa.RecordBatch.from_arrays(
             [*_as(window.batch, schema), pa.array(window.rows), pa.array(hashes)], schema=schema
         )
-        note = wire.pack("rows", lane=window.lane)
-        asked = []
-        for link, part in self._split(numbered, hashes):
-            link.send(note, part)
-            asked.append(link)
-        self._sent.append(asked)
+        pieces = [Piece(host, window.lane, part) for host, part in self._split(numbered, hashes)]
+        for piece in pieces:
+            self._links.send(piece)
+        self._sent.append((window.lane, pieces))
 
-    def _split(self, batch: pa.RecordBatch, hashes: Index) -> Iterator[tuple[Link, pa.RecordBatch]]:
-        if len(self._links) == 1:
-            yield self._links[0], batch
+    def _split(self, batch: pa.RecordBatch, hashes: Index) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if len(self._table.hosts) == 1:
+            yield self._table.hosts[0], batch
             return
-        owner = self._owners[hashes % len(self._owners)]
-        for position, link in enumerate(self._links):
-            mine = np.flatnonzero(owner == position)
-            if len(mine) == len(batch):
-                yield link, batch
-            elif len(mine):
-                yield link, batch.take(mine)
+        owners = self._table.owners(hashes)
+        for position in np.flatnonzero(np.bincount(owners)).tolist():
+            mine = np.flatnonzero(owners == position)
+            yield self._table.hosts[position], batch if len(mine) == len(batch) else batch.take(mine)
 
     def _check_keys(self, window: Window) -> None:
         if self._route.null_keys == "bucket":
@@ -117,19 +107,25 @@ class Router:
             newest = _newest(times)
             self._event_max_ms = newest if self._event_max_ms is None else max(newest, self._event_max_ms)
 
-    def _collect(self) -> Iterator[pa.RecordBatch]:
-        answers = [link.receive("outputs") for link in self._sent.popleft()]
-        outputs = [answer for answer in answers if answer is not None and len(answer)]
-        if outputs:
-            yield _without_row(in_row_order(outputs))
+    def _collect(self, left: int) -> Iterator[pa.RecordBatch]:
+        """Until so many windows are in flight, or none, if one of them taught the table something."""
+        while len(self._sent) > (0 if self._rounds.learnt else left):
+            lane, pieces = self._sent.popleft()
+            outputs = self._rounds.see_through(lane, pieces)
+            yield from _ordered([*self._links.take_timers(), *outputs])
+        if not self._sent:
+            self._rounds.learnt = False
 
-    def _finish(self) -> None:
+    def _finish(self) -> Iterator[pa.RecordBatch]:
         """A lane made of columns may be cut otherwise when it is read again, so its number of rows proves nothing."""
         rows = None if self._route.numbering == "columns" else self._row_count
-        for link in self._links:
-            link.finish(rows, self._event_max_ms)
-        for link in self._links:
-            link.receive("finished")
+        self._links.finish(rows, self._event_max_ms)
+        yield from _ordered(self._links.take_timers())
+
+
+def newest_table(route: Route, file: RoutingFile) -> OwnerTable:
+    table = file.table()
+    return table if table is not None and table.version > route.routing.version else OwnerTable(route.routing)
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array[Any]]:
@@ -142,5 +138,7 @@ def _newest(times: pa.Array[Any]) -> int:
     return int(micros) // 1000
 
 
-def _without_row(outputs: pa.RecordBatch) -> pa.RecordBatch:
-    return outputs.select(outputs.schema.names[1:])
+def _ordered(outputs: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if outputs:
+        whole = in_row_order(outputs)
+        yield whole.select(whole.schema.names[1:])

@@ -6,9 +6,9 @@ import atexit
 import os
 import secrets
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -16,20 +16,27 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from godwit.errors import DefinitionError, GodwitError, HostUnavailable, NotEnoughSlots
+from godwit.errors import DefinitionError, GodwitError, HostUnavailable
 from godwit.model.progress import BatchRef
-from godwit.runtime.controller import Controller, Registered, operator_json
+from godwit.model.routing import Routing
+from godwit.model.units import Units
+from godwit.runtime.controller import Controller, operator_json
 from godwit.runtime.host import HostConfig
 from godwit.runtime.leases import check_owner, write_owner
 from godwit.runtime.native import Processor
 from godwit.runtime.route import Numbering, Route, Task
 from godwit.runtime.router import Router
-from godwit.runtime.spec import Operator
+from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.spark import timers
-from godwit.spark.admission import Admission
+from godwit.spark.admission import Admission, Binding
+from godwit.spark.arguments import check_arguments, check_session, check_slots, key_names, source_count
+from godwit.spark.carrying import Carrier
+from godwit.spark.history import History
 from godwit.spark.home import Home
-from godwit.spark.hosting import HostJob
+from godwit.spark.hosting import HostJob, Hosts
 from godwit.spark.initial import by_owner, initial_rows
+from godwit.spark.membership import Membership
+from godwit.spark.migrations import Migration
 from godwit.spark.operators import (
     INITIAL_BATCH,
     Definition,
@@ -45,14 +52,14 @@ from godwit.spark.operators import (
     with_identity,
     with_ticks,
 )
+from godwit.spark.owners import Owners, RoutingView
+from godwit.spark.reconfigure import Reconfiguration
+from godwit.spark.requests import MoveOptions, groups_of, hashes_of
 from godwit.spark.state_view import state_frame
 from godwit.spark.status import flock_status
 from godwit.state.changelog import Durability
-from godwit.transport.flight import Client
 
 Keys = str | list[str] | tuple[str, ...]
-START_TIMEOUT_S = 120.0
-EXECUTORS_TIMEOUT_S = 30.0  # as long as Spark itself waits for executors before it schedules without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,8 @@ class Settings:
 class Flock:
     """Long-lived hosts for stateful operators of Structured Streaming queries.
 
-    hosts: how many; each takes one task slot of the application for as long as the flock lives.
+    hosts: how many; each takes one task slot of the application for as long as the flock lives. A checkpoint that has another
+        number is opened with the hosts it has, and scaled.
     checkpoint: a directory that the driver and all executors see; opening it again goes on where it was.
     durability: "process" survives killed processes, "disk" also a power cut.
     memory_max_bytes: of state per host and operator, beyond which cold state goes to local disk.
@@ -95,29 +103,42 @@ class Flock:
         segment_bytes_max: int = 64 << 20,
         wait_s: float = 60.0,
     ) -> None:
-        _check_arguments(hosts, durability, groups, onGap, token)
-        _check_session(spark)
-        _check_slots(spark, hosts)
+        check_arguments(hosts, durability, groups, onGap, token)
+        check_session(spark)
         self._spark = spark
         self._settings = Settings(
             token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, wait_s
         )
         self._home = Home.open(checkpoint, hosts, groups)
+        check_slots(spark, max(hosts, len(self._home.roster())))
         self._incarnation = secrets.token_hex(4)
         self._operators: dict[str, Operator] = {}
         self._closing = threading.Lock()
         self._closed = False
         self._admission = Admission(spark, onGap == "accept")
         self._controller = Controller(bind, self._settings.token, self._admit, self._active_scopes)
-        self._jobs = [self._job(host) for host in self._home.routing.hosts]
+        self._hosts = Hosts(self._job, self._controller, self._settings.token)
+        self._history = History(self._home.path)
+        self._owners = Owners(self._home, self._hosts, self._history)
+        self._members = Membership(
+            self._home, self._hosts, self._owners, self._history, partial(check_slots, spark), self._stop_queries
+        )
+        carrier = Carrier(self._hosts, self._owners, self._history, self._operators.__contains__)
+        self._changes = Reconfiguration(self._owners, self._members, carrier, self._history, self._incarnation)
         timers.register(spark)
         atexit.register(self.close)
         try:
             write_owner(str(self._home.path), self._incarnation)
-            self._start()
+            self._members.open()
+            if len(self._home.roster()) != hosts:
+                self._changes.scale(hosts, {"protocol": "pause"})
         except BaseException:
             self.close()
             raise
+
+    @property
+    def _jobs(self) -> list[HostJob]:
+        return self._hosts.jobs()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -136,16 +157,6 @@ class Flock:
         )
         return HostJob(self._spark.sparkContext, self._home.flock, config, self._controller)
 
-    def _start(self) -> None:
-        for job in self._jobs:
-            job.start()
-        missing = self._controller.wait_hosts([job.config.host for job in self._jobs], START_TIMEOUT_S)
-        if missing:
-            raise HostUnavailable(
-                f"{', '.join(missing)} did not start within {START_TIMEOUT_S:g} s",
-                todo="Look for free task slots and at the executors' logs",
-            )
-
     def close(self) -> None:
         """Stop the queries that use this flock, then the hosts; nothing is left running. Calling it again does nothing."""
         with self._closing:
@@ -154,13 +165,7 @@ class Flock:
             self._closed = True
         atexit.unregister(self.close)
         self._stop_queries()
-        for job in self._jobs:
-            job.stop()
-        for registered in self._controller.hosts().values():
-            self._tell_to_stop(registered.address)
-        for job in self._jobs:
-            if job.join(10.0):
-                job.clear_up()
+        self._hosts.close()
         self._controller.close()
         self._retire()
 
@@ -175,15 +180,6 @@ class Flock:
         for query in self._spark.streams.active:
             if query.id in bound:
                 query.stop()
-
-    def _tell_to_stop(self, address: str) -> None:
-        client = Client(address, self._settings.token)
-        try:
-            client.call("stop", timeout_s=5.0)
-        except GodwitError:
-            return  # it is gone already, or its job is cancelled next
-        finally:
-            client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -214,7 +210,7 @@ class Flock:
         and its state in the checkpoint. For the other arguments see `OperatorOptions`.
         """
         definition = Definition(
-            frame, _key_names(keys), statefulProcessor, name, "row", outputStructType, outputMode, timeMode, options
+            frame, key_names(keys), statefulProcessor, name, "row", outputStructType, outputMode, timeMode, options
         )
         return self._operator(definition, initialState)
 
@@ -233,7 +229,7 @@ class Flock:
     ) -> DataFrame:
         """As `transformWithState`, for processors that take and give pandas DataFrames."""
         definition = Definition(
-            frame, _key_names(keys), statefulProcessor, name, "pandas", outputStructType, outputMode, timeMode, options
+            frame, key_names(keys), statefulProcessor, name, "pandas", outputStructType, outputMode, timeMode, options
         )
         return self._operator(definition, initialState)
 
@@ -250,7 +246,7 @@ class Flock:
         **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """A native processor, or one of `godwit.windows`: called with whole chunks, vectorised over keys."""
-        definition = Definition(frame, _key_names(keys), processor, name, "native", None, outputMode, timeMode, options)
+        definition = Definition(frame, key_names(keys), processor, name, "native", None, outputMode, timeMode, options)
         return self._operator(definition, initialState)
 
     def _operator(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
@@ -265,14 +261,21 @@ class Flock:
         operator = build(definition)
         start = None if initial is None else hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
         if start is not None and operator.spec.ephemeral:
-            operator = replace(operator, initial=by_owner(start, self._home.routing))
+            operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
         self._check_kept(operator)
-        self._admission.sources[definition.name] = _source_count(definition.frame, operator.spec.time_mode != "none")
-        self._announce(operator)
-        route = self._route(operator, numbering(definition))
+        self._admission.sources[definition.name] = source_count(definition.frame, operator.spec.time_mode != "none")
+        with self._members.changing:
+            ephemeral = operator.spec.ephemeral
+            routing = self._fixed_routing() if ephemeral else self._owners.define(definition.name)
+            self._announce(operator)
+        route = self._route(operator, numbering(definition), routing)
         if start is not None and not operator.spec.ephemeral and not self._home.initialised(definition.name):
             self._initialise(operator, start, route)
         return self._frame(definition, operator, route)
+
+    def _fixed_routing(self) -> Routing:
+        """For operators over batch DataFrames, whose state is never moved: each evaluation spreads over the hosts anew."""
+        return Routing.spread(self._home.roster(), len(self._home.routing.owners))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -287,29 +290,21 @@ class Flock:
         """To the controller first, so that a host that starts in between has it too."""
         self._controller.add(operator)
         try:
-            for host in self._controller.hosts().values():
-                self._define_at(host, operator)
+            for host in self._controller.hosts():
+                with suppress(HostUnavailable):  # whoever follows it takes its definitions from the controller
+                    self._hosts.ask_now(host, "define", operator=operator_json(operator))
         except GodwitError:
             self._controller.remove(operator.spec.name)
             raise
         self._home.keep(operator.spec, None)
         self._operators[operator.spec.name] = operator
 
-    def _define_at(self, host: Registered, operator: Operator) -> None:
-        client = Client(host.address, self._settings.token)
-        try:
-            client.call("define", operator=operator_json(operator))
-        except HostUnavailable:
-            return  # it died; whoever follows it takes its definitions from the controller
-        finally:
-            client.close()
-
-    def _route(self, operator: Operator, numbered_by: Numbering) -> Route:
+    def _route(self, operator: Operator, numbered_by: Numbering, routing: Routing) -> Route:
         spec = operator.spec
         return Route(
             operator=spec.name,
             checkpoint=str(self._home.path),
-            routing=self._home.routing,
+            routing=routing,
             output_schema=spec.output_schema,
             key_names=tuple(spec.key_schema.names),
             token=self._settings.token,
@@ -367,78 +362,97 @@ class Flock:
     def state(self, name: str) -> DataFrame:
         """Committed state of an operator: the key columns, host, epoch, a column per state variable, and timers."""
         self._check_open()
-        kept = self._home.operator(name)
+        return state_frame(self._spark, self._home, self._settings.token, *self._known(name))
+
+    def _known(self, name: str) -> tuple[OperatorSpec, Binding | None]:
+        kept = self._home.operator(str(name))
         if kept is None:
             raise DefinitionError(
                 "no operator of this name on this flock",
                 todo=f"There are: {', '.join(sorted(self._operators)) or 'none yet'}",
                 operator=name,
             )
-        return state_frame(self._spark, self._home, self._settings.token, *kept)
+        return kept
 
     def status(self) -> dict[str, Any]:
         """Hosts with generation, address and restarts; per operator and host the keys, bytes, rows, rates and lag."""
         self._check_open()
-        return flock_status(self._home, self._controller, self._jobs, self._settings.token)
+        return flock_status(self._home, self._owners, self._controller, self._hosts.jobs(), self._settings.token)
 
+    # -- reconfiguring while queries run -----------------------------------------------------------------------------
 
-def _key_names(keys: Any) -> tuple[str, ...]:
-    names = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, (list, tuple)) else ()
-    if not all(isinstance(name, str) for name in names) or (not names and not isinstance(keys, (list, tuple))):
-        raise DefinitionError(f"keys={keys!r} are not names of columns", todo="Give one name, or a list of names")
-    return names
+    def scale(self, hosts: int, **options: Unpack[MoveOptions]) -> Migration:
+        """Have so many hosts, more or fewer, while queries go on; state spreads evenly with the fewest groups moved.
 
+        For the options, and what is returned, see `MoveOptions` and `Migration`; they are the same for all of these calls.
+        """
+        self._check_open()
+        return self._changes.scale(hosts, options)
 
-def _check_arguments(hosts: Any, durability: str, groups: Any, on_gap: str, token: Any) -> None:
-    for name, value, good, allowed in (
-        ("hosts", hosts, isinstance(hosts, int) and hosts >= 1, "a number from 1 up"),
-        ("durability", durability, durability in ("process", "disk"), "'process' or 'disk'"),
-        ("groups", groups, isinstance(groups, int) and groups >= 1, "a number from 1 up"),
-        ("onGap", on_gap, on_gap in ("error", "accept"), "'error' or 'accept'"),
-    ):
-        if not good:
-            raise DefinitionError(f"{name}={value!r} is not possible", todo=f"Give {allowed}")
-    if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token.strip()):
-        raise DefinitionError(
-            "the token cannot be sent", todo="Give printable ASCII text that is not empty, or leave it out"
-        )
+    def move(
+        self,
+        operator: str,
+        *,
+        keys: list[Any] | None = None,
+        groups: list[int] | None = None,
+        to: str,
+        **options: Unpack[MoveOptions],
+    ) -> Migration:
+        """Move single keys (as they are in the input; tuples where a key has several columns) or whole groups to a host.
 
+        A key stays where it was put when its group moves later, until it is moved again or its host leaves.
+        """
+        return self._changes.move(operator, self._units(operator, keys, groups, "keys= or groups="), to, options)
 
-def _check_session(spark: Any) -> None:
-    if not isinstance(spark, SparkSession):
-        raise DefinitionError(
-            f"a classic SparkSession is expected, not {type(spark).__module__}.{type(spark).__name__}",
-            todo="Hosts are tasks of the application itself, so it must run beside its driver, not through Spark Connect",
-        )
-    if spark.sparkContext._jsc is None:
-        raise DefinitionError(
-            "this SparkSession has been stopped", todo="Make a new session and open the flock on that"
-        )
+    def drain(self, host: str, **options: Unpack[MoveOptions]) -> Migration:
+        """Move everything away from a host, then stop it; its name is not used again."""
+        self._check_open()
+        return self._changes.drain(host, options)
 
+    def rebalance(self, operator: str, **options: Unpack[MoveOptions]) -> Migration:
+        """Even out an operator's load by what hosts have measured: rows and bytes. Does nothing if it would gain little."""
+        self._known_stream(operator)
+        return self._changes.rebalance(operator, options)
 
-def _check_slots(spark: SparkSession, hosts: int) -> None:
-    """Hosts hold a task slot each, and at least one must be left for the query's own tasks.
+    def standby(
+        self,
+        operator: str,
+        *,
+        to: str,
+        keys: list[Any] | None = None,
+        groups: list[int] | None = None,
+        **options: Unpack[MoveOptions],
+    ) -> Migration:
+        """Keep copies of keys or groups, or of all that others own, up to date on a host, until they are handed over.
 
-    The executors of a cluster come some time after the session; those of a local master are there from the start.
-    """
-    context: Any = spark.sparkContext._jsc.sc()
-    profile = context.resourceProfileManager().defaultResourceProfile()
-    patience_s = 0.0 if str(spark.sparkContext.master).startswith("local[") else EXECUTORS_TIMEOUT_S
-    deadline = time.monotonic() + patience_s
-    slots = context.maxNumConcurrentTasks(profile)
-    while slots < hosts + 1 and time.monotonic() < deadline:
-        time.sleep(0.1)
-        slots = context.maxNumConcurrentTasks(profile)
-    if slots < hosts + 1:
-        raise NotEnoughSlots(
-            f"{hosts} hosts need {hosts + 1} task slots (one each, and one or more for the query), Spark has {slots}",
-            todo=f"Use local[{hosts + 2}] or more cores (master is {spark.sparkContext.master}), or fewer hosts",
-        )
+        wait() returns when the copies stand. `move` or `drain` with protocol="standby" makes them the owner, which takes no
+        longer for large state than for small; abort() gives them up. Copies cost traffic and memory for as long as they stand.
+        """
+        units = None if keys is None and groups is None else self._units(operator, keys, groups, "")
+        self._known_stream(operator)
+        return self._changes.standby(operator, units, to, options)
 
+    def routing(self, operator: str) -> RoutingView:
+        """Which host owns which groups and single keys of an operator, since when, and by which migration."""
+        self._known_stream(operator)
+        return self._owners.view(operator)
 
-def _source_count(frame: DataFrame, ticks: bool) -> int:
-    """Streaming sources under an operator, its timers' included."""
-    plan: Any = frame._jdf.queryExecution().analyzed()
-    leaves = plan.collectLeaves()
-    count = sum(1 for i in range(leaves.size()) if leaves.apply(i).isStreaming())
-    return count + int(ticks)
+    def history(self, operator: str | None = None) -> list[dict[str, Any]]:
+        """What happened to this flock, or to an operator of it, oldest first; kept in the checkpoint."""
+        if operator is not None:
+            self._known(operator)
+        return self._history.lines(operator)
+
+    def _known_stream(self, operator: str) -> OperatorSpec:
+        self._check_open()
+        spec = self._known(operator)[0]
+        self._owners.table(operator)
+        return spec
+
+    def _units(self, operator: str, keys: Any, groups: Any, what: str) -> Units:
+        spec = self._known_stream(operator)
+        if (keys is None) == (groups is None):
+            raise DefinitionError(f"either {what or 'keys= or groups='} says what to move", todo="Give one of the two")
+        if keys is not None:
+            return Units(keys=hashes_of(spec, keys))
+        return Units(groups_of(groups, self._owners.group_count()))

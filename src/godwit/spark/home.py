@@ -1,7 +1,8 @@
 """The checkpoint directory of a flock: what it is, which hosts it has, which operators live in it.
 
-Refuses a directory that is not a flock's, is of a newer version, cannot be written, or was made with other hosts. Only paths
-that every executor sees as files are supported; anything else is refused by its scheme.
+Refuses a directory that is not a flock's, is of a newer version, cannot be written, or was made with other groups. Only paths
+that every executor sees as files are supported; anything else is refused by its scheme. `flock.json` says how the flock began
+and never changes, because hosts start from it what they have no record of; `roster.json` says which hosts there are now.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import re
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from godwit.spark.admission import Binding
 from godwit.state.damage import unusable
 
 FORMAT = 1
+ROSTER = "roster.json"
 _OWN_LEFTOVER = re.compile(
     r"\.probe-[0-9a-f]+|(flock|owner)\.json\..*tmp|owner\..*tmp"
 )  # of an opening that was killed
@@ -69,7 +72,6 @@ class Home:
             replace_json(path / "flock.json", content)
             return home
         home = _described(path, found)
-        home._check_same("hosts", len(home.routing.hosts), hosts)
         home._check_same("groups", len(home.routing.owners), groups)
         return home
 
@@ -79,6 +81,30 @@ class Home:
                 f"the flock in {self.path} has {held} {what}, {asked} were asked for",
                 todo=f"Open it with {what}={held}",
             )
+
+    # -- hosts -------------------------------------------------------------------------------------------------------
+
+    def roster(self) -> tuple[str, ...]:
+        """The hosts there are now, or that are just joining or leaving."""
+        return read_roster(self.path) or self.routing.hosts
+
+    def keep_roster(self, hosts: Sequence[str]) -> None:
+        """Remember the hosts; a number that was given once is never given again, because a host's log is history."""
+        used = max(_number(host) for host in (*self.roster(), *self.routing.hosts, *hosts))
+        number = max((_read_json(self.path / ROSTER) or {}).get("next", 0), used + 1)
+        replace_json(self.path / ROSTER, {"hosts": list(hosts), "next": number})
+
+    def next_hosts(self, count: int) -> list[str]:
+        """Names for so many new hosts."""
+        found = _read_json(self.path / ROSTER) or {}
+        first = found.get("next", 1 + max(_number(host) for host in self.routing.hosts))
+        return [f"host-{first + at}" for at in range(count)]
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    def operators(self) -> list[str]:
+        """All that this directory knows, in the order of their names."""
+        return sorted(path.stem for path in (self.path / "operators").glob("*.json"))
 
     def operator(self, name: str) -> tuple[OperatorSpec, Binding | None] | None:
         """What this directory knows of an operator from earlier."""
@@ -104,6 +130,22 @@ class Home:
 
     def _operator_path(self, name: str) -> Path:
         return self.path / "operators" / f"{name}.json"
+
+
+def read_roster(checkpoint: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The hosts of a checkpoint, for whoever asks from outside the driver too; nothing if it has none of its own yet."""
+    path = Path(checkpoint) / ROSTER
+    found = _read_json(path)
+    if found is None:
+        return ()
+    try:
+        return tuple(found["hosts"])
+    except (KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _number(host: str) -> int:
+    return int(host.rpartition("-")[2])
 
 
 def _described(path: Path, found: dict[str, Any]) -> Home:

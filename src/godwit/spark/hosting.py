@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from pyspark import InheritableThread, SparkContext
 
@@ -17,6 +18,8 @@ from godwit.runtime.host import Host, HostConfig
 from godwit.runtime.leases import check_owner, drop_lease, host_directory, read_lease, write_failure
 from godwit.transport.flight import Client
 
+START_TIMEOUT_S = 120.0
+ASK_AGAIN_S = 1.0  # a host that only could not be reached for a moment registers no new generation
 PAUSE_S_MAX = 5.0
 FAILURES_MAX = 3  # starts in a row that never came to serving: then something is wrong that a restart does not mend
 
@@ -121,3 +124,105 @@ class HostJob:
         lease = read_lease(directory)
         if lease is not None and lease.incarnation == self.config.incarnation:
             drop_lease(directory)
+
+
+class Hosts:
+    """All hosts of a flock: started, asked, waited for and stopped by name."""
+
+    def __init__(self, make: Callable[[str], HostJob], controller: Controller, token: str) -> None:
+        self._make = make
+        self._controller = controller
+        self._token = token
+        self._lock = threading.Lock()
+        self._jobs: dict[str, HostJob] = {}
+        self.closing = threading.Event()
+
+    def jobs(self) -> list[HostJob]:
+        with self._lock:
+            return list(self._jobs.values())
+
+    def names(self) -> list[str]:
+        return [job.config.host for job in self.jobs()]
+
+    def start(self, names: Sequence[str]) -> None:
+        """Start these and wait until they serve."""
+        self._check_open()
+        for name in names:
+            with self._lock:
+                job = self._jobs[name] = self._make(name)
+            job.start()
+        missing = self._controller.wait_hosts(list(names), START_TIMEOUT_S)
+        if missing:
+            raise HostUnavailable(
+                f"{', '.join(missing)} did not start within {START_TIMEOUT_S:g} s",
+                todo="Look for free task slots and at the executors' logs",
+            )
+
+    def stop(self, names: Sequence[str]) -> None:
+        """End these for good; calling it for a host that has ended already does nothing."""
+        with self._lock:
+            jobs = [self._jobs.pop(name) for name in names if name in self._jobs]
+        for job in jobs:
+            job.stop()
+        for job in jobs:
+            registered = self._controller.hosts().get(job.config.host)
+            if registered is not None:
+                self._tell_to_stop(registered.address)
+        for job in jobs:
+            if job.join(10.0):
+                job.clear_up()
+            self._controller.forget(job.config.host)
+
+    def close(self) -> None:
+        self.closing.set()
+        self.stop(self.names())
+
+    def _tell_to_stop(self, address: str) -> None:
+        client = Client(address, self._token)
+        try:
+            client.call("stop", timeout_s=5.0)
+        except GodwitError:
+            return  # it is gone already, or its job is cancelled next
+        finally:
+            client.close()
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, host: str, action: str, **fields: Any) -> dict[str, Any]:
+        """What the host answers. One that is away is waited for: its job starts it again. Its own errors are raised."""
+        while True:
+            self._check_open()
+            generation = self._generation(host)
+            try:
+                return self.ask_now(host, action, **fields)
+            except HostUnavailable:
+                self._check_may_return(host)
+            self._controller.wait_newer(host, generation, ASK_AGAIN_S)
+
+    def ask_now(self, host: str, action: str, **fields: Any) -> dict[str, Any]:
+        """As `ask`, but a host that is away now is an error."""
+        registered = self._controller.hosts().get(host)
+        if registered is None:
+            raise HostUnavailable(f"{host} is not serving", host=host)
+        client = Client(registered.address, self._token)
+        try:
+            return client.call(action, **fields)
+        finally:
+            client.close()
+
+    def _generation(self, host: str) -> int:
+        registered = self._controller.hosts().get(host)
+        return 0 if registered is None else registered.generation
+
+    def _check_open(self) -> None:
+        if self.closing.is_set():
+            raise HostUnavailable(
+                "the flock is being closed", todo="Open it again: its hosts resolve what was under way"
+            )
+
+    def _check_may_return(self, host: str) -> None:
+        with self._lock:
+            job = self._jobs.get(host)
+        if job is None or job.gave_up:
+            failure = self._controller.failure(host)
+            raise failure or HostUnavailable(f"{host} has ended and is not started again", host=host)

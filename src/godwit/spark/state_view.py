@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,12 +11,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.errors import HostUnavailable, from_json
+from godwit.model.ownership import Ownership, Stand
 from godwit.runtime.export import rows_of_state, state_schema
 from godwit.runtime.leases import host_directory, read_lease
 from godwit.runtime.spec import OperatorSpec
 from godwit.spark.admission import Binding, committed_batch
 from godwit.spark.home import Home
+from godwit.state.keys import KeyCodec
 from godwit.transport.flight import GONE, Client
+
+OWNED = frozenset((Stand.MINE, Stand.LENT, Stand.CUT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,20 @@ class View:
     def read(self, position: int) -> Iterator[pa.RecordBatch]:
         host = self.hosts[position]
         changes = list(self._fetch(host))
-        yield from rows_of_state(self.spec, changes, host, epoch=1)
+        ownership = _ownership(host, changes)
+        for rows in rows_of_state(self.spec, changes, host, epoch=1):
+            yield rows if ownership is None else self._owned(rows, ownership)
+
+    def _owned(self, rows: pa.RecordBatch, ownership: Ownership) -> pa.RecordBatch:
+        """The rows of keys that the host owns, with their epochs. Copies of what others own do not show."""
+        codec = KeyCodec(self.spec.key_schema, self.spec.tz)
+        keys = codec.from_arrow(rows.columns[: len(self.spec.key_schema)])
+        shares = [ownership.of(codec.route_hash(key)) for key in keys]
+        position = len(self.spec.key_schema) + 1  # after the key columns and the host
+        epochs = pa.array([share.epoch for share in shares], pa.int64())
+        columns = [epochs if i == position else column for i, column in enumerate(rows.columns)]
+        mine = pa.array([share.stand in OWNED for share in shares], pa.bool_())
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema).filter(mine)
 
     def _fetch(self, host: str) -> Iterator[pa.RecordBatch]:
         lease = read_lease(host_directory(self.checkpoint, host))
@@ -44,6 +62,13 @@ class View:
             client.close()
 
 
+def _ownership(host: str, batches: list[pa.RecordBatch]) -> Ownership | None:
+    """What the host said that it owns, when it gave its state."""
+    metadata = batches[0].schema.metadata if batches else None
+    told = (metadata or {}).get(b"ownership")
+    return None if told is None else Ownership.from_dict(host, json.loads(told))
+
+
 def _cause(error: BaseException, host: str) -> Exception:
     text = str(error)
     start, end = text.find("{"), text.rfind("}")
@@ -55,7 +80,7 @@ def _cause(error: BaseException, host: str) -> Exception:
 def state_frame(spark: SparkSession, home: Home, token: str, spec: OperatorSpec, binding: Binding | None) -> DataFrame:
     """The state of every key as of a committed batch, the newest or, while one is being processed, the one before it."""
     batch = committed_batch(spark, binding.checkpoint) if binding else -1
-    view = View(spec, str(home.path), home.routing.hosts, batch, token)
+    view = View(spec, str(home.path), home.roster(), batch, token)
     schema = from_arrow_schema(state_schema(spec), prefer_timestamp_ntz=True)
 
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

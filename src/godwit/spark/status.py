@@ -10,18 +10,25 @@ from godwit.errors import GodwitError
 from godwit.runtime.controller import Controller
 from godwit.spark.home import Home
 from godwit.spark.hosting import HostJob
+from godwit.spark.owners import Owners
 from godwit.transport.flight import Client
 
 
-def flock_status(home: Home, controller: Controller, jobs: Sequence[HostJob], token: str) -> dict[str, Any]:
-    """Hosts by name, and operators by name with their instances."""
+def flock_status(
+    home: Home, owners: Owners, controller: Controller, jobs: Sequence[HostJob], token: str
+) -> dict[str, Any]:
+    """Hosts by name, with the groups they own of all operators; and operators by name with their instances."""
     hosts: dict[str, Any] = {}
     operators: dict[str, Any] = {}
     for job in jobs:
         name = job.config.host
         report = _ask(controller, name, token)
         instances = report.pop("instances", [])
-        hosts[name] = {"restarts": job.restarts, "groups": len(home.routing.groups_of(name)), **report}
+        hosts[name] = {
+            "restarts": job.restarts,
+            "groups": sum(len(units.groups) for units in owners.owned(name).values()),
+            **report,
+        }
         if job.gave_up:
             hosts[name]["state"] = "failed"
         for instance in instances:

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from godwit.errors import GodwitError
 from godwit.runtime.leases import host_directory, read_lease
+from godwit.spark.home import read_roster
 from godwit.transport.flight import Client
 
 FORMAT: Final = "godwit-timers"
@@ -28,7 +29,7 @@ def register(spark: SparkSession) -> None:
 
 
 class TimerSource(DataSource):
-    """Options: operator, checkpoint, hosts (comma separated), token."""
+    """Options: operator, checkpoint, hosts (comma separated; those of the definition, if there are others since), token."""
 
     @classmethod
     def name(cls) -> str:
@@ -45,7 +46,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: dict[str, str]) -> None:
         self._operator = options["operator"]
         self._checkpoint = options["checkpoint"]
-        self._hosts = options["hosts"].split(",")
+        self._defined_with = tuple(options["hosts"].split(","))
         self._token = options["token"]
         self._clients: dict[str, Client] = {}
         self._until_ms: int | None = None
@@ -58,7 +59,8 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"tick": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        if not any(self._due(host) for host in self._hosts):
+        hosts = read_roster(self._checkpoint) or self._defined_with
+        if not any(self._due(host) for host in hosts):
             return start
         return {"tick": max(start["tick"] + 1, time.time_ns() // 1_000_000)}
 

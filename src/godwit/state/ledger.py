@@ -8,7 +8,7 @@ when the next one starts, which proves that it is committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +123,35 @@ class Ledger:
                 found.append(entry.outputs.filter(pa.array(fired)))
         return found
 
+    def of(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> Iterator[tuple[str, Entry]]:
+        """The entries of the rows whose routing hashes are selected, for handing them over."""
+        for lane, entry in self.entries():
+            part = _cut_out(entry, selected(entry.hashes))
+            if len(part.rows):
+                yield lane, part
+
+    def timers(self) -> Iterator[tuple[str, Entry]]:
+        """What timers put out, by the lane through which it left."""
+        for lane in self.lanes:
+            for outputs in self.timer_outputs(lane):
+                yield lane, Entry(_NONE, _NONE, outputs)
+
+    def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]], timers: bool = False) -> None:
+        """Forget the selected rows: somebody else answers for them. Outputs of timers stay, unless they go too."""
+        for lane, entries in self.lanes.items():
+            kept = [_cut_out(entry, ~selected(entry.hashes), not timers) for entry in entries]
+            self.lanes[lane] = [entry for entry in kept if len(entry.rows) or len(entry.outputs)]
+
+    def take_over(self, lane: str, entry: Entry) -> Entry | None:
+        """Record an entry of another host; rows that are there already, because they were replayed here, stay as they are."""
+        known = [other.rows for other in self.lanes.get(lane, ()) if len(other.rows)]
+        if known and len(entry.rows):
+            entry = _cut_out(entry, ~np.isin(entry.rows, np.concatenate(known)))
+        if not len(entry.rows) and not len(entry.outputs):
+            return None
+        self.record(lane, entry)
+        return entry
+
     def entries(self) -> Iterator[tuple[str, Entry]]:
         for lane, entries in self.lanes.items():
             for entry in entries:
@@ -131,6 +160,19 @@ class Ledger:
     @property
     def row_count(self) -> int:
         return sum(len(entry.rows) for _, entry in self.entries())
+
+
+def _cut_out(entry: Entry, kept: npt.NDArray[np.bool_], timers: bool = False) -> Entry:
+    """The entry of some of its rows, with their outputs, and with those of timers if they are to stay."""
+    if kept.all() and (timers or not len(entry.outputs) or len(entry.rows)):
+        return entry
+    rows = entry.rows[kept]
+    after = entry.outputs.column(0).to_numpy()
+    stays = np.isin(after, rows) | ((after < 0) if timers else False)
+    return Entry(rows, entry.hashes[kept], entry.outputs.filter(pa.array(stays)))
+
+
+_NONE: Ints = np.empty(0, np.int64)
 
 
 def _last(entry: Entry) -> int:

@@ -129,6 +129,34 @@ class ListTable:
             if old is not None:
                 yield from _rows(key, *old)
 
+    def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
+        held: list[
+            tuple[Key, list[bytes], int]
+        ] = []  # a list only grows in place: its first elements stay what they are
+        for key in keys:
+            if committed and key in self._undo:
+                old = self._undo[key]
+            else:
+                base = self.shelf.get(key)
+                old = None if base is None else (base, len(base))
+            if old is not None:
+                held.append((key, *old))
+        return (row for key, elements, count in held for row in _rows(key, elements, count))
+
+    def touched(self) -> Iterable[Key]:
+        return self._undo
+
+    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
+        lists: dict[Key, list[bytes]] = {}
+        for key, _, value in rows:
+            lists.setdefault(key, []).append(value or b"")
+        for key in keys:
+            self._undo[key] = (lists[key], len(lists[key])) if key in lists else None
+
+    def settle_keys(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._undo.pop(key, None)
+
     def _staged(self, key: Key) -> _Staged:
         staged = self._stage.get(key)
         if staged is None:

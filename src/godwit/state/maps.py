@@ -166,6 +166,28 @@ class MapTable:
             if old is not None:
                 yield from ((key, sub, payload) for sub, payload in old.before().items())
 
+    def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
+        held: list[tuple[Key, Entries]] = []
+        for key in keys:
+            undo = self._undo[key] if committed and key in self._undo else _Undo(self.shelf.get(key) or {})
+            if undo is not None:
+                held.append((key, undo.before()))
+        return ((key, sub, payload) for key, entries in held for sub, payload in entries.items())
+
+    def touched(self) -> Iterable[Key]:
+        return self._undo
+
+    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
+        maps: dict[Key, Entries] = {}
+        for key, sub, value in rows:
+            maps.setdefault(key, {})[sub or b""] = value or b""
+        for key in keys:
+            self._undo[key] = _Undo(maps[key]) if key in maps else None
+
+    def settle_keys(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._undo.pop(key, None)
+
     def _staged(self, key: Key) -> _Staged:
         staged = self._stage.get(key)
         if staged is None:

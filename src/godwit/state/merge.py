@@ -63,6 +63,7 @@ class Share:
 
     dropped: Piece | None = None
     define: Piece | None = None
+    own: Piece | None = None
     mark: Piece | None = None  # the newest; older ones stand among the pieces too
     pieces: list[Piece] = field(default_factory=list)
 
@@ -70,6 +71,8 @@ class Share:
         match piece.info["kind"]:
             case "define":
                 self.define = piece
+            case "own":
+                self.own = piece
             case "mark":
                 # A new segment repeats the mark that stands; it counts from where it was first made.
                 if self.mark is None or self.mark.load() != piece.load():
@@ -79,7 +82,7 @@ class Share:
                 self.pieces.append(piece)
 
     def stands(self) -> bool:
-        return bool(self.define or self.pieces)
+        return bool(self.define or self.own or self.pieces)
 
     def divide(self, settled: int | None) -> tuple[list[Piece], list[Piece]]:
         """(to be merged, to be carried). Merged rows go first, so state after carried state is carried too.
@@ -96,7 +99,7 @@ class Share:
             over = limit is not None and piece.info.get("batch", limit + 1) <= limit
             if kind == "state" and over and not held_back:
                 merged.append(piece)
-            elif not (kind == "ledger" and over) and not (kind == "mark" and piece is not self.mark):
+            elif not (kind in ("ledger", "committed") and over) and not (kind == "mark" and piece is not self.mark):
                 carried.append(piece)
                 held_back = held_back or kind == "state"
         return merged, carried
@@ -156,6 +159,8 @@ class Merge:
                 below = None
             if share.define:
                 yield share.define.load()
+            if share.own:
+                yield share.own.load()
             merged, carried = share.divide(self.settled.get(operator))
             if merged:
                 define = share.define or (below.define if below else None)

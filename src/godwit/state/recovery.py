@@ -19,11 +19,11 @@ from godwit.state.frames import BLOCK_BYTES, Frame, FrameReader, Part
 from godwit.state.manifest import Fence, Manifest, Stored, claim, newest_manifest, sweep, write_manifest
 from godwit.state.segments import Durability, FileName, sync_directory, sync_path
 
-_STANDING: Final = frozenset(("define", "mark", "drop"))
+_STANDING: Final = frozenset(("define", "mark", "own", "drop"))
 
 
 class Standing:
-    """The newest define and mark part of every operator: what each new segment begins with."""
+    """The newest define, mark and own part of every operator: what each new segment begins with."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, str], Part] = {}
@@ -40,8 +40,8 @@ class Standing:
                 return False
             self._parts[operator, kind] = kept
         else:
-            self._parts.pop((operator, "define"), None)
-            self._parts.pop((operator, "mark"), None)
+            for standing in _STANDING:
+                self._parts.pop((operator, standing), None)
         return True
 
     def parts(self) -> list[Part]:

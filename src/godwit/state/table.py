@@ -67,3 +67,19 @@ class Table(Protocol):
     def rows(self, committed: bool) -> Iterator[Row]:
         """What PUT rows would bring all of this back: of now, or of the last settled moment."""
         ...
+
+    def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
+        """What PUT rows would bring these keys back. What they hold is taken now, the rows are made when they are asked for."""
+        ...
+
+    def touched(self) -> Iterable[Key]:
+        """Keys that have changed since the last settled moment."""
+        ...
+
+    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
+        """Of these keys the rows, and nothing else, are what they held at the last settled moment."""
+        ...
+
+    def settle_keys(self, keys: Iterable[Key]) -> None:
+        """What these keys hold now is what they held at the last settled moment."""
+        ...

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError, InvariantBroken
-from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, PUT, TIMERS, Changes
+from godwit.state.changes import CLEAR, COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, PUT, TIMERS, Changes
 from godwit.state.deadlines import Now
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.lists import ListTable
@@ -201,6 +201,53 @@ class KeyedState:
             for block in _blocks(table.rows(committed), rows_max):
                 yield self._put_batch(table.var, block)
 
+    # -- moving keys -------------------------------------------------------------------------------------------------
+
+    def held(self, keys: Sequence[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+        """What these keys hold now, as rows that take the place of whatever is there; made as they are asked for."""
+        return self._of(keys, [(table, table.rows_of(keys)) for table in self._tables.values()], rows_max, bytes_max)
+
+    def committed(self, keys: Sequence[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+        """What those of the keys that have changed since the last settled moment held then; `amend` takes it up."""
+        touched = [key for key in keys if any(key in table.touched() for table in self._tables.values())]
+        tables = [(table, table.rows_of(touched, committed=True)) for table in self._tables.values()]
+        return self._of(touched, tables, rows_max, bytes_max)
+
+    def _of(
+        self, keys: Sequence[Key], tables: Sequence[tuple[Table, Iterator[Row]]], rows_max: int, bytes_max: int
+    ) -> Iterator[pa.RecordBatch]:
+        if not keys:
+            return
+        clears = Changes()
+        for table, _ in tables:
+            clears.add(table.var, CLEAR, keys)
+        yield clears.to_batch(self.key_codec)
+        for table, rows in tables:
+            for block in _blocks(rows, rows_max, bytes_max):
+                yield self._put_batch(table.var, block)
+
+    def amend(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Take up what `committed` gave: what the keys named in it held at the last settled moment."""
+        keys: dict[Key, None] = {}
+        rows: dict[int, list[Row]] = {}
+        for batch in batches:
+            *_, variables, ops, subs, values = batch.columns
+            found = self.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
+            columns: Iterable[Any] = zip(
+                found, variables.to_pylist(), ops.to_pylist(), subs.to_pylist(), values.to_pylist(), strict=True
+            )
+            for key, var, op, sub, value in columns:
+                keys[key] = None
+                if op == PUT:
+                    rows.setdefault(var, []).append((key, sub, value))
+        for table in self._tables.values():
+            table.amend(list(keys), rows.get(table.var, ()))
+
+    def settle_keys(self, keys: Sequence[Key]) -> None:
+        """What these keys hold now is committed."""
+        for table in self._tables.values():
+            table.settle_keys(keys)
+
     def contains(self, key: Key) -> bool:
         return any(table.contains(key) for table in self._tables.values())
 
@@ -210,6 +257,10 @@ class KeyedState:
         for table in self._tables.values():
             yield from (key for key in table.each_key() if not any(other.contains(key) for other in seen))
             seen.append(table)
+
+    def key_lists(self) -> list[list[Key]]:
+        """Keys by table, some in several, taken as fast as can be."""
+        return [list(table.each_key()) for table in self._tables.values()]
 
     @property
     def bytes_estimate(self) -> int:
@@ -261,13 +312,13 @@ def _count_absent(keys: Sequence[Key], tables: Sequence[Table]) -> int:
     return sum(1 for key in keys if not any(table.contains(key) for table in tables))
 
 
-def _blocks(rows: Iterable[Row], rows_max: int) -> Iterator[list[Row]]:
+def _blocks(rows: Iterable[Row], rows_max: int, bytes_max: int = _EXPORT_BYTES_MAX) -> Iterator[list[Row]]:
     block: list[Row] = []
     size_bytes = 0
     for row in rows:
         block.append(row)
         size_bytes += len(row[2] or b"")
-        if len(block) == rows_max or size_bytes >= _EXPORT_BYTES_MAX:
+        if len(block) == rows_max or size_bytes >= bytes_max:
             yield block
             block, size_bytes = [], 0
     if block:

@@ -109,6 +109,24 @@ class Timers:
         for key, times in undo.items():
             yield from ((key, timer_sub(at_ms), None) for at_ms in times)
 
+    def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
+        undo = self._undo if committed else {}
+        held = [(key, undo[key] if key in undo else self._base.get(key, ())) for key in keys]
+        return ((key, timer_sub(at_ms), None) for key, times in held for at_ms in times)
+
+    def touched(self) -> Iterable[Key]:
+        return self._undo
+
+    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
+        times: dict[Key, list[int]] = {key: [] for key in keys}
+        for key, sub, _ in rows:
+            times[key].append(timer_ms(sub or b""))
+        self._undo.update({key: tuple(sorted(found)) for key, found in times.items()})
+
+    def settle_keys(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._undo.pop(key, None)
+
     def due(self, until_ms: int) -> list[tuple[int, Key]]:
         """Merged timers that are due, by time and then by packed key, so that every run fires them alike."""
         found = {(at_ms, key) for at_ms, key in self._deadlines.until(until_ms) if self._is_set(at_ms, key)}

@@ -143,6 +143,24 @@ class ValueTable:
             if old is not None:
                 yield key, None, old
 
+    def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
+        undo = self._undo.before() if committed else {}
+        held = [(key, undo[key] if key in undo else self.shelf.get(key)) for key in keys]
+        return ((key, None, payload) for key, payload in held if payload is not None)
+
+    def touched(self) -> Iterable[Key]:
+        return self._undo.before()
+
+    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
+        undo = self._undo.before()
+        undo.update(dict.fromkeys(keys))
+        undo.update({key: value for key, _, value in rows})
+
+    def settle_keys(self, keys: Iterable[Key]) -> None:
+        undo = self._undo.before()
+        for key in keys:
+            undo.pop(key, None)
+
     def _raw(self, key: Key) -> bytes | None:
         return self._stage[key] if key in self._stage else self.shelf.get(key)
 

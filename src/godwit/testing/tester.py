@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
 from godwit.runtime.export import rows_of_state
-from godwit.runtime.instance import Instance, Work
+from godwit.runtime.instance import Chunk, Instance, Work
 from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.spec import OperatorSpec
 from godwit.spark.schemas import parse_ddl
@@ -96,7 +96,7 @@ class Tester:
             codec = self._instance.key_codec
             keys = codec.from_arrow([batch.column(name) for name in codec.schema.names])
             hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
-            works.append(self._instance.apply(request, "0", batch, numbers, hashes))
+            works.append(self._instance.apply(request, "0", Chunk(batch, numbers, hashes)))
             event_max_ms = self._newest(batch)
         self._instance.finish(request, "0", len(rows), event_max_ms)
         return [record for work in works for record in _records(work)]

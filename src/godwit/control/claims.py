@@ -1,0 +1,36 @@
+"""What may go on at the same time: requests that touch other units, other hosts and not both the roster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from godwit.control.moves import Move, units_by_operator
+from godwit.model.units import Units
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request holds until it has ended. `roster`: hosts join or leave by it."""
+
+    units: Mapping[str, Units] = field(default_factory=dict)
+    targets: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
+    roster: bool = False
+
+    @classmethod
+    def of(cls, moves: Iterable[Move], leaving: Iterable[str] = (), roster: bool = False) -> Claim:
+        made = list(moves)
+        return cls(units_by_operator(made), frozenset(move.target for move in made), frozenset(leaving), roster)
+
+    def conflict(self, other: Claim, group_count: int) -> str:
+        """Why both cannot go on at the same time; empty if they can."""
+        if self.roster and other.roster:
+            return "hosts join or leave by it too"
+        left = (self.leaving & other.targets) | (other.leaving & self.targets)
+        if left:
+            return f"{', '.join(sorted(left))} would leave and be given keys at the same time"
+        for operator, units in self.units.items():
+            if operator in other.units and units.overlaps(other.units[operator], group_count):
+                return f"it moves some of the same keys of {operator!r}"
+        return ""

@@ -1,0 +1,92 @@
+"""The routing table from what the hosts themselves say: the table follows the facts, it is never the fact (DESIGN 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from godwit.model.ownership import Ownership, Stand
+from godwit.model.routing import Routing
+from godwit.model.units import Unit, Units
+
+
+def first_table(initial: Routing, hosts: Sequence[str]) -> Routing:
+    """Of a new operator: as the flock began, with the hosts that came since; what those that left had is dealt out."""
+    joined = initial.joined(hosts)
+    owners = [joined.hosts[at] for at in joined.owners]
+    dealt = [owner if owner in hosts else hosts[group % len(hosts)] for group, owner in enumerate(owners)]
+    return Routing(initial.version, tuple(hosts), tuple(hosts.index(owner) for owner in dealt))
+
+
+def rebuilt(known: Routing, owned: Mapping[str, Ownership], hosts: Sequence[str]) -> Routing:
+    """The table that the hosts' logs give. For what no host knows of, what was known before stays."""
+    groups = _newest(_group_claims(owned))
+    keys = _newest(_key_claims(owned))
+    table = known.joined([*hosts, *(owner for owner, _ in (*groups.values(), *keys.values()))])
+    at = {host: position for position, host in enumerate(table.hosts)}
+    owners, epochs = list(table.owners), list(table.epochs)
+    for group, (owner, epoch) in groups.items():
+        owners[group], epochs[group] = at[owner], epoch
+    apart = {key: (at[owner], epoch) for key, (owner, epoch) in keys.items() if at[owner] != owners[key % len(owners)]}
+    made = Routing(table.version, table.hosts, tuple(owners), tuple(epochs), apart)
+    gone = [host for host in made.hosts if host not in hosts and not made.units_of(host)]
+    made = made.parted(gone) if gone else made
+    return known if _same(made, known) else Routing(known.version + 1, made.hosts, made.owners, made.epochs, made.apart)
+
+
+Claimed = tuple[int, bool, str, int]  # unit, whether it is held, owner, epoch
+
+
+def _group_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
+    for host, ownership in owned.items():
+        for group, share in enumerate(ownership.groups):
+            if share.stand in (Stand.MINE, Stand.AWAY):
+                yield group, share.stand is Stand.MINE, host if share.stand is Stand.MINE else share.peer, share.epoch
+
+
+def _key_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
+    """A key also goes with its group where a host says nothing else of it."""
+    for key in {key for ownership in owned.values() for key in ownership.keys}:
+        for host, ownership in owned.items():
+            share = ownership.of(key)
+            if share.stand is Stand.MINE or (share.stand is Stand.AWAY and key in ownership.keys):
+                yield key, share.stand is Stand.MINE, host if share.stand is Stand.MINE else share.peer, share.epoch
+
+
+def _newest(claims: Iterator[Claimed]) -> dict[int, tuple[str, int]]:
+    """The owner in the greatest epoch; whoever holds a unit knows better than who has only heard of it."""
+    found: dict[int, tuple[int, bool, str]] = {}
+    for unit, held, owner, epoch in claims:
+        best = found.get(unit)
+        if best is None or (epoch, held) > best[:2]:
+            found[unit] = (epoch, held, owner)
+    return {unit: (owner, epoch) for unit, (epoch, _, owner) in found.items()}
+
+
+def _same(one: Routing, other: Routing) -> bool:
+    fields = [(table.hosts, tuple(table.owners), tuple(table.epochs), dict(table.apart)) for table in (one, other)]
+    return fields[0] == fields[1]
+
+
+def changed(before: Routing, after: Routing) -> dict[str, Units]:
+    """What each host owns by the later table and did not by the earlier one."""
+    found: dict[str, list[Unit]] = {}
+    for group in range(len(after.owners)):
+        unit = Unit("group", group)
+        if before.owner_of(unit) != after.owner_of(unit):
+            found.setdefault(after.owner_of(unit), []).append(unit)
+    for key in before.apart.keys() | after.apart.keys():
+        if before.owner(key) != after.owner(key) and (key in after.apart or before.owner(key) in after.hosts):
+            found.setdefault(after.owner(key), []).append(Unit("key", key))
+    return {host: Units.of(*units) for host, units in found.items()}
+
+
+def settled(units: Units, origin: Ownership, target: Ownership) -> dict[Unit, int] | None:
+    """Which units have moved, with their epochs, by the two hosts' own word; None while they have not agreed on all."""
+    moved: dict[Unit, int] = {}
+    for unit in units:
+        here, there = origin.share(unit), target.share(unit)
+        if there.stand is Stand.MINE:
+            moved[unit] = there.epoch
+        elif here.stand is not Stand.MINE or there.stand is Stand.PREPARED:
+            return None  # released and not served yet, or prepared and not told: the hosts are about to settle it
+    return moved

@@ -1,0 +1,118 @@
+"""What became of a request, from what the origins of its moves tell: progress while it runs, the account when it has ended.
+
+Times that rows waited come as (milliseconds, rows), so that percentiles over several hosts are those of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from godwit.control.moves import Move
+from godwit.model.units import Unit
+
+COUNTED = ("keys", "bytes", "rows_forwarded", "bytes_forwarded")
+
+
+@dataclass(slots=True)
+class Course:
+    """A move, as far as it is known: several tries may add up to it."""
+
+    move: Move
+    phase: str = "waiting"
+    over: bool = False
+    stood: bool = False  # whether the copies of the try under way have caught up, for moves that are kept
+    attempt: str = ""  # the name of the try under way
+    moved: dict[Unit, int] = field(default_factory=dict)
+    keys_total: int = 0
+    tries: int = 0
+    reason: str = ""
+    phases: list[list[Any]] = field(default_factory=list)
+    before: dict[str, int] = field(default_factory=dict)  # counts of the tries that are over
+    counts: dict[str, int] = field(default_factory=dict)
+    waits: list[list[float]] = field(default_factory=list)
+    waits_before: list[list[float]] = field(default_factory=list)
+
+    def heard(self, answer: Mapping[str, Any]) -> None:
+        """The origin tells how the try under way stands; all it has done so far."""
+        self.counts = {name: self.before.get(name, 0) + int(answer.get(name) or 0) for name in COUNTED}
+        self.keys_total = max(self.keys_total, int(answer.get("keys_total") or 0))
+        self.moved |= {Unit(kind, id_): epoch for kind, id_, epoch in answer.get("moved", ())}
+        self.phases = [list(phase) for phase in answer.get("phases", ())] or self.phases
+        stalls = [answer.get("stall"), answer.get("target_stall")]  # waited here, and waited there
+        self.waits = [*self.waits_before, *(wait for stall in stalls if stall for wait in stall.get("waits", ()))]
+        if self.phases:
+            self.phase = str(self.phases[-1][0])
+
+    def try_ended(self) -> None:
+        self.before, self.waits_before = dict(self.counts), list(self.waits)
+
+    @property
+    def left(self) -> int:
+        return sum(unit not in self.moved for unit in self.move.units)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "operator": self.move.operator,
+            "origin": self.move.origin,
+            "target": self.move.target,
+            "phase": self.phase,
+            "units": len(self.move.units),
+            "units_moved": len(self.move.units) - self.left,
+            **{name: self.counts.get(name, 0) for name in COUNTED},
+            "tries": self.tries,
+            "reason": self.reason,
+            "phases": self.phases,
+        }
+
+
+def progress(courses: Sequence[Course], state: str) -> dict[str, Any]:
+    """How far a request is."""
+    units = sum(len(course.move.units) for course in courses)
+    return {
+        "phase": state,
+        "units": units,
+        "units_moved": units - sum(course.left for course in courses),
+        "keys": sum(course.counts.get("keys", 0) for course in courses),
+        "keys_total": sum(max(course.keys_total, course.counts.get("keys", 0)) for course in courses),
+        "bytes": sum(course.counts.get("bytes", 0) for course in courses),
+        "moves": [course.to_dict() for course in courses],
+    }
+
+
+def totals(courses: Sequence[Course]) -> dict[str, Any]:
+    """What a request has cost: sums over its moves, and how long rows waited."""
+    counted = {name: sum(course.counts.get(name, 0) for course in courses) for name in COUNTED}
+    moved = [unit for course in courses for unit in course.moved]
+    return {
+        "keys": counted["keys"],
+        "bytes": counted["bytes"],
+        "rows_sent_twice": counted["rows_forwarded"],
+        "bytes_sent_twice": counted["bytes_forwarded"],
+        "stall": stall(wait for course in courses for wait in course.waits),
+        "groups_moved": sum(unit.kind == "group" for unit in moved),
+        "keys_moved_apart": sum(unit.kind == "key" for unit in moved),
+        "moves": [course.to_dict() for course in courses],
+    }
+
+
+def stall(waits: Iterable[Sequence[float]]) -> dict[str, Any]:
+    """Percentiles of the time that rows waited, each row counted once."""
+    ordered = sorted((ms, int(rows)) for ms, rows in waits)
+    rows_all = sum(rows for _, rows in ordered)
+    return {
+        "rows": rows_all,
+        "p50_ms": _percentile(ordered, rows_all, 0.50),
+        "p99_ms": _percentile(ordered, rows_all, 0.99),
+        "max_ms": ordered[-1][0] if ordered else 0.0,
+    }
+
+
+def _percentile(ordered: Sequence[tuple[float, int]], rows_all: int, part: float) -> float:
+    seen = 0
+    for ms, rows in ordered:
+        seen += rows
+        if seen >= part * rows_all:
+            return ms
+    return 0.0

@@ -1,0 +1,6 @@
+"""The protocols, one file each: tables of (phase, event) -> (phase, effects), with no I/O, no clock and no chance."""
+
+from godwit.migration import fetch, live, live_unordered, pause, push, standby
+from godwit.migration.origin import PROTOCOLS, Protocol, register
+
+__all__ = ["PROTOCOLS", "Protocol", "fetch", "live", "live_unordered", "pause", "push", "register", "standby"]

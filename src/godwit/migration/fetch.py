@@ -1,0 +1,26 @@
+"""fetch: rows go to the target at once, which fetches the state they need on demand; the rest follows in the background.
+
+After Meces (USENIX ATC'22). Its hole, a later row applied at the target before an earlier one at the origin, cannot occur
+here: a router sends rows of a key by a new route only when no older request for that key is under way, and a host that has
+refused rows of a key on a stream refuses what follows on it until the router has caught up. A unit in flight survives a
+crash, because it stays with the origin until `released`.
+"""
+
+from __future__ import annotations
+
+from godwit.migration.events import Offered, Turn, Wanted
+from godwit.migration.origin import COMMON, Phase, Protocol, cut_and_ship, lend, register
+
+FETCH = register(
+    Protocol(
+        "fetch",
+        "rows go to the target, which fetches state on demand",
+        {
+            **COMMON,
+            (Phase.QUEUED, Offered): (Phase.LENT, lend),
+            (Phase.LENT, Wanted): (Phase.CUT, cut_and_ship),
+            (Phase.LENT, Turn): (Phase.CUT, cut_and_ship),
+        },
+        offers=True,
+    )
+)

@@ -1,0 +1,296 @@
+"""The origin's side of every migration: steps that go from phase to phase by a protocol's table.
+
+A migration is a list of steps, each a set of units that is handed over as one; a protocol is a table that says for each
+phase what an event leads to. What comes after the commit point is the same for all of them and stands here (DESIGN 5):
+`released` is decided by one durable record of the origin, told until the target has confirmed, and never taken back.
+Everything before it can be dropped: the origin still owns the units and goes on.
+
+A protocol file gives a table, says which steps may run side by side, and may give a rule for the order. It is registered by
+name; see `register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from godwit.migration.events import (
+    AbortAsked,
+    BatchBegan,
+    Begun,
+    Copy,
+    Cut,
+    Declined,
+    Effect,
+    End,
+    Event,
+    Forget,
+    Forward,
+    Lend,
+    Missing,
+    Offer,
+    Offered,
+    PeerBack,
+    PeerLost,
+    Prepared,
+    Release,
+    Released,
+    Resume,
+    Served,
+    Ship,
+    TellAborted,
+    TellReleased,
+    Turn,
+    Waiting,
+    Wanted,
+)
+from godwit.model.units import Units
+
+
+class Phase(Enum):
+    QUEUED = "not begun"
+    LENT = "rows go to the target, state is here"
+    COPYING = "state is sent while rows are applied"
+    FOLLOWING = "the target follows"
+    CUT = "rows are held, the rest is under way"
+    WAITING = "the target could not take it; the next batch decides"
+    RELEASING = "the record is being written"
+    RELEASED = "the target owns it"
+    DONE = "the target has confirmed"
+    DROPPED = "the origin keeps it"
+
+
+OVER = frozenset((Phase.DONE, Phase.DROPPED))
+REVOCABLE = (Phase.QUEUED, Phase.LENT, Phase.COPYING, Phase.FOLLOWING, Phase.CUT, Phase.WAITING)
+
+
+@dataclass(slots=True)
+class Step:
+    number: int
+    units: Units
+    size_bytes: int = 0
+    phase: Phase = Phase.QUEUED
+    waiting_rows: int = 0
+    waiting_since_s: float | None = None
+    story: list[tuple[str, str]] = field(default_factory=list)  # (event, phase it led to)
+
+
+Action = Callable[[Step], list[Effect]]
+Table = Mapping[tuple[Phase, type[Event]], tuple[Phase, Action]]
+Choose = Callable[[Sequence[Step]], Step]
+
+
+# -- what a transition does ------------------------------------------------------------------------------------------
+
+
+def nothing(step: Step) -> list[Effect]:
+    del step
+    return []
+
+
+def lend(step: Step) -> list[Effect]:
+    return [Lend(step.units)]
+
+
+def copy(forward: Forward) -> Action:
+    def copy_and_forward(step: Step) -> list[Effect]:
+        return [Copy(step.number, step.units, forward)]
+
+    copy_and_forward.__name__ = f"copy, forward {forward}"
+    return copy_and_forward
+
+
+def cut_and_ship(step: Step) -> list[Effect]:
+    return [Cut(step.number, step.units), Ship(step.number, step.units)]
+
+
+def cut_and_release(step: Step) -> list[Effect]:
+    return [Cut(step.number, step.units), Release(step.number, step.units)]
+
+
+def ship(step: Step) -> list[Effect]:
+    return [Ship(step.number, step.units)]
+
+
+def ship_and_tell(step: Step) -> list[Effect]:
+    return [Ship(step.number, step.units), TellReleased(step.number)]
+
+
+def release(step: Step) -> list[Effect]:
+    return [Release(step.number, step.units)]
+
+
+def tell_released(step: Step) -> list[Effect]:
+    return [TellReleased(step.number)]
+
+
+def resume(step: Step) -> list[Effect]:
+    return [Resume(step.number, step.units)]
+
+
+def resume_and_tell(step: Step) -> list[Effect]:
+    return [Resume(step.number, step.units), TellAborted(step.number, step.units)]
+
+
+def forget(step: Step) -> list[Effect]:
+    return [Forget(step.number, step.units)]
+
+
+COMMON: Table = {
+    (Phase.CUT, Prepared): (Phase.RELEASING, release),
+    (Phase.CUT, Declined): (Phase.WAITING, resume),
+    (Phase.WAITING, BatchBegan): (Phase.CUT, cut_and_ship),
+    (Phase.RELEASING, Released): (Phase.RELEASED, tell_released),
+    (Phase.RELEASED, Missing): (Phase.RELEASED, ship_and_tell),
+    (Phase.RELEASED, PeerBack): (Phase.RELEASED, tell_released),
+    (Phase.RELEASED, Served): (Phase.DONE, forget),
+    **{(phase, PeerLost): (Phase.DROPPED, resume) for phase in REVOCABLE},
+    **{(phase, AbortAsked): (Phase.DROPPED, resume_and_tell) for phase in REVOCABLE},
+}
+
+
+# -- a protocol, and the machine that runs it ------------------------------------------------------------------------
+
+
+def first(steps: Sequence[Step]) -> Step:
+    """The order of the plan."""
+    return steps[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """`offers`: the target must expect the units before anything else. `choose`: which of the steps goes next."""
+
+    name: str
+    about: str
+    table: Table
+    offers: bool = False
+    choose: Choose = first
+    deterministic: bool = False  # whether it needs processors that do the same to the same rows
+    side_by_side: int = 1  # steps under way at once, unless the plan says otherwise
+    kept: bool = False  # whether it follows until told to hand over
+
+
+PROTOCOLS: dict[str, Protocol] = {}
+
+
+def register(protocol: Protocol) -> Protocol:
+    """Make a protocol known by its name, to `Flock.move` and the rest."""
+    PROTOCOLS[protocol.name] = protocol
+    return protocol
+
+
+class Origin:
+    """Runs one migration at its origin. Events in, effects out; the same events always give the same effects."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        steps: Sequence[Units],
+        sizes: Sequence[int] = (),
+        side_by_side: int | None = None,
+    ) -> None:
+        self.protocol = protocol
+        self.steps = [Step(at, units, sizes[at] if sizes else 0) for at, units in enumerate(steps)]
+        self.ended = False
+        self.reason = ""
+        self._side_by_side = side_by_side or protocol.side_by_side
+        self._open = not protocol.offers  # whether steps may go: begun, and offered where that is needed
+        self._begun = False
+        self._of = {unit: step for step in self.steps for unit in step.units}
+
+    @classmethod
+    def resumed(cls, protocol: Protocol, released: Mapping[int, Units]) -> Origin:
+        """After a restart: the steps that the log says were released and not confirmed; all others have stayed."""
+        machine = cls(protocol, [])
+        machine.steps = [Step(number, units, phase=Phase.RELEASED) for number, units in released.items()]
+        machine._begun = machine._open = True
+        return machine
+
+    def on(self, event: Event) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case Begun():
+                self._begun = True
+                if self.protocol.offers:
+                    units = Units()
+                    for step in self.steps:
+                        units |= step.units
+                    effects.append(Offer(units))
+            case Waiting():
+                self._note(event)
+            case Wanted():
+                for step in self._containing(event.units):
+                    effects += self._advance(step, event)
+            case AbortAsked():
+                self.reason = self.reason or event.reason or "aborted"
+                effects += self._all(event)
+            case PeerLost():
+                self.reason = self.reason or "the target was lost"
+                effects += self._all(event)
+            case _:
+                number = getattr(event, "step", None)
+                if number is None:
+                    self._open = self._open or isinstance(event, Offered)
+                    effects += self._all(event)
+                else:
+                    step = self._step(number)
+                    effects += self._advance(step, event) if step is not None else []
+        effects += self._next()
+        return effects
+
+    def _all(self, event: Event) -> list[Effect]:
+        return [effect for step in self.steps for effect in self._advance(step, event)]
+
+    def _advance(self, step: Step, event: Event) -> list[Effect]:
+        """An event that a step's phase has no use for comes too late, or again: it changes nothing."""
+        found = self.protocol.table.get((step.phase, type(event)))
+        if found is None:
+            return []
+        step.phase, action = found
+        step.story.append((type(event).__name__, step.phase.name))
+        return action(step)
+
+    def _next(self) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._begun and self._open:
+            ready = [step for step in self.steps if (step.phase, Turn) in self.protocol.table]
+            under_way = sum(step.phase not in OVER and step not in ready for step in self.steps)
+            if not ready or under_way >= self._side_by_side:
+                break
+            step = self.protocol.choose(ready)
+            effects += self._advance(step, Turn(step.number))
+        if not self.ended and (self._begun or self.reason) and all(step.phase in OVER for step in self.steps):
+            self.ended = True
+            done = sum(step.phase is Phase.DONE for step in self.steps)
+            effects.append(End(done, len(self.steps) - done, self.reason))
+        return effects
+
+    def _note(self, event: Waiting) -> None:
+        step = self._of.get(event.unit)
+        if step is not None:
+            step.waiting_rows += event.rows
+            if step.waiting_since_s is None:
+                step.waiting_since_s = event.at_s
+
+    def _containing(self, units: Units) -> list[Step]:
+        found = {id(step): step for unit in units if (step := self._of.get(unit)) is not None}
+        return list(found.values())
+
+    def _step(self, number: int) -> Step | None:
+        """None for a step that an earlier generation of this origin began and that has stayed."""
+        return next((step for step in self.steps if step.number == number), None)
+
+    def phase(self, number: int) -> Phase:
+        step = self._step(number)
+        return Phase.DROPPED if step is None else step.phase
+
+
+def drawn(protocol: Protocol) -> list[tuple[str, str, str, str]]:
+    """The table for people: phase, event, what is done, next phase."""
+    rows: list[tuple[str, str, str, str]] = []
+    for (phase, event), (after, action) in protocol.table.items():
+        did = action.__name__.replace("_", " ")
+        rows.append((phase.name, event.__name__, did, after.name))
+    return rows

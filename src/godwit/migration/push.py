@@ -1,0 +1,42 @@
+"""push: rows go to the target at once, and the origin pushes their state in the order in which it is waited for.
+
+After PAM: the origin alone decides, no message asks for anything, and the target resumes a unit as soon as it is there. The
+origin sees the backlog exactly, because every row that waits at the target was sent on by it. The order is Smith's rule: on
+one link, the total time that rows wait is least when units go by rows waiting per byte to send, greatest first. Of units
+that nothing waits for yet, the smallest go first; among equals, the one waited for longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from godwit.migration.events import Offered, Turn
+from godwit.migration.origin import COMMON, Phase, Protocol, Step, cut_and_ship, lend, register
+
+FRAME_BYTES = 512  # what a step costs on the wire besides its state
+
+
+def by_backlog(steps: Sequence[Step]) -> Step:
+    return max(steps, key=urgency)
+
+
+def urgency(step: Step) -> tuple[float, float, float, int]:
+    cost = step.size_bytes + FRAME_BYTES
+    since_s = float("inf") if step.waiting_since_s is None else step.waiting_since_s
+    return step.waiting_rows / cost, -since_s, -cost, -step.number
+
+
+PUSH = register(
+    Protocol(
+        "push",
+        "rows go to the target, state is pushed in the order of the backlog",
+        {
+            **COMMON,
+            (Phase.QUEUED, Offered): (Phase.LENT, lend),
+            (Phase.LENT, Turn): (Phase.CUT, cut_and_ship),
+        },
+        offers=True,
+        choose=by_backlog,
+        side_by_side=2,
+    )
+)

@@ -1,0 +1,266 @@
+"""What one instance may apply: how it stands to every group, and to every key that is routed apart from its group.
+
+This is where I1 is kept. An instance applies a row only if it stands `MINE` to the row's key; the rest of the words say what
+to do instead. Only MINE and AWAY are written down: what lies between them is memory of a hand-over in progress, and a restart
+goes back to the last of the two (DESIGN 5: before `released` the origin owns, after it the target does).
+
+An epoch counts the owners a unit has had. A hint with a greater epoch is newer, so following hints ends at the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+from godwit.errors import InvariantBroken
+from godwit.model.routing import Routing
+from godwit.model.units import Unit, Units
+
+
+class Stand(IntEnum):
+    """How an instance stands to a unit; rows are applied, sent on, or held."""
+
+    MINE = 0  # apply
+    AWAY = 1  # send on: another host owns it
+    LENT = 2  # send on: the target works on it as soon as it has asked for it and got it
+    CUT = 3  # hold: the hand-over is being decided
+    EXPECTED = 4  # hold: promised by an origin, not here yet
+    PREPARED = 5  # hold: here and durable; the origin has not let go yet
+
+
+HELD = frozenset((Stand.CUT, Stand.EXPECTED, Stand.PREPARED))
+NOT_HERE = frozenset((Stand.AWAY, Stand.EXPECTED, Stand.PREPARED))  # owned by the peer, as far as is known here
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    stand: Stand
+    epoch: int
+    peer: str  # who owns it, or the other side of the hand-over
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A step that was released and that the target has not confirmed yet."""
+
+    units: Units
+    target: str
+    epochs: dict[Unit, int] = field(default_factory=dict)  # in which the target owns them
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A step that is durable here and that the origin may have released or not."""
+
+    units: Units
+    origin: str
+    epochs: dict[Unit, int]
+    apart: dict[int, tuple[str, int]]
+
+
+@dataclass(slots=True)
+class Ownership:
+    """`version` changes with every change, for whoever keeps a faster copy of this."""
+
+    host: str
+    groups: list[Share]
+    keys: dict[int, Share] = field(default_factory=dict)
+    outgoing: dict[str, Outgoing] = field(default_factory=dict)
+    incoming: dict[str, Incoming] = field(default_factory=dict)
+    version: int = 0
+
+    @classmethod
+    def initial(cls, host: str, routing: Routing) -> Ownership:
+        """As the first table says. A host that came later owns nothing of it."""
+        owners = [routing.hosts[position] for position in routing.owners]
+        return cls(host, [Share(Stand.MINE if owner == host else Stand.AWAY, 1, owner) for owner in owners])
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def of(self, route_hash: int) -> Share:
+        apart = self.keys.get(route_hash)
+        return self.groups[route_hash % len(self.groups)] if apart is None else apart
+
+    def share(self, unit: Unit) -> Share:
+        return self.groups[unit.id] if unit.kind == "group" else self.of(unit.id)
+
+    def mine(self) -> Units:
+        groups = frozenset(at for at, share in enumerate(self.groups) if share.stand is Stand.MINE)
+        keys = frozenset(key for key, share in self.keys.items() if share.stand is Stand.MINE)
+        return Units(groups, keys)
+
+    def served(self, epochs: Mapping[Unit, int]) -> bool:
+        """Whether these units have been owned here in these epochs, or later: then a step told again is no news."""
+        return bool(epochs) and all(self.share(unit).epoch >= epoch for unit, epoch in epochs.items())
+
+    def busy(self) -> bool:
+        """Whether some unit is between two owners: then a new batch waits, so that both ends stay in the same one."""
+        return any(share.stand in (Stand.CUT, Stand.PREPARED) for share in (*self.groups, *self.keys.values()))
+
+    def whole(self) -> bool:
+        """Whether everything is MINE, as on a single host."""
+        return not self.keys and all(share.stand is Stand.MINE for share in self.groups)
+
+    def apart(self, units: Units) -> dict[int, tuple[str, int]]:
+        """Keys of these groups that are owned apart from them, for whoever gets the groups."""
+        count = len(self.groups)
+        return {
+            key: (share.peer if share.stand in NOT_HERE else self.host, share.epoch)
+            for key, share in self.keys.items()
+            if key % count in units.groups and key not in units.keys
+        }
+
+    # -- the origin's side -------------------------------------------------------------------------------------------
+
+    def lend(self, units: Units, to: str) -> None:
+        self._change(units, {Stand.MINE}, Stand.LENT, to)
+
+    def cut(self, units: Units, to: str) -> None:
+        self._change(units, {Stand.MINE, Stand.LENT}, Stand.CUT, to)
+
+    def resume(self, units: Units) -> None:
+        """The hand-over does not take place: the origin goes on."""
+        self._change(units, {Stand.LENT, Stand.CUT, Stand.MINE}, Stand.MINE, self.host)
+        self._absorb(units)
+
+    def release(self, step: str, units: Units, to: str) -> None:
+        """The commit point, once this is durable."""
+        self._change(units, {Stand.CUT}, Stand.AWAY, to, epochs=1)
+        self.outgoing[step] = Outgoing(units, to, {unit: self.share(unit).epoch for unit in units})
+
+    def confirm(self, step: str) -> None:
+        self.outgoing.pop(step, None)
+
+    # -- the target's side -------------------------------------------------------------------------------------------
+
+    def expect(self, units: Units, origin: str) -> None:
+        self._change(units, {Stand.AWAY, Stand.EXPECTED}, Stand.EXPECTED, origin)
+
+    def prepare(self, step: str, incoming: Incoming) -> None:
+        self._change(incoming.units, {Stand.AWAY, Stand.EXPECTED, Stand.PREPARED}, Stand.PREPARED, incoming.origin)
+        self._rejoin(incoming)
+        self.incoming[step] = incoming
+
+    def _rejoin(self, incoming: Incoming) -> None:
+        """Keys that were apart when this host last knew and have gone back to their group come with it."""
+        count = len(self.groups)
+        for key, share in list(self.keys.items()):
+            come = key % count in incoming.units.groups and key not in incoming.apart
+            if come and share.stand is Stand.AWAY and key not in incoming.units.keys:
+                del self.keys[key]
+
+    def serve(self, step: str) -> Units:
+        """The origin has released it."""
+        incoming = self.incoming.pop(step)
+        for unit, epoch in incoming.epochs.items():
+            self._set(unit, Share(Stand.MINE, epoch + 1, self.host))
+        for key, (owner, epoch) in incoming.apart.items():
+            known = self.keys.get(key)  # perhaps newer than what the origin knew: the key may have come here since
+            if known is None or (known.stand is Stand.AWAY and known.epoch < epoch):
+                self.keys[key] = Share(Stand.AWAY, epoch, owner)
+        self._absorb(incoming.units)
+        self.version += 1
+        return incoming.units
+
+    def drop(self, units: Units) -> None:
+        """What was promised or prepared stays with its origin."""
+        for step in [step for step, incoming in self.incoming.items() if incoming.units & units]:
+            del self.incoming[step]
+        for unit in units:
+            share = self.share(unit)
+            if share.stand in (Stand.EXPECTED, Stand.PREPARED):
+                self._set(unit, replace(share, stand=Stand.AWAY))
+        self.version += 1
+
+    def _absorb(self, units: Units) -> None:
+        """A key that is owned by the owner of its group needs no line of its own; the group's epoch covers it."""
+        count = len(self.groups)
+        touched = units.groups | {key % count for key in units.keys}
+        both = [key for key, share in self.keys.items() if share.stand is Stand.MINE and key % count in touched]
+        for key in both:
+            group, epoch = self.groups[key % count], self.keys[key].epoch
+            if group.stand is Stand.MINE:
+                del self.keys[key]
+                self.groups[key % count] = replace(group, epoch=max(group.epoch, epoch))
+
+    def _change(self, units: Units, legal: set[Stand], stand: Stand, peer: str, epochs: int = 0) -> None:
+        for unit in units:
+            share = self.share(unit)
+            if share.stand not in legal:
+                raise InvariantBroken(
+                    f"{unit.kind} {unit.id} is {share.stand.name} on {self.host} and cannot become {stand.name}"
+                )
+            self._set(unit, Share(stand, share.epoch + epochs, peer))
+        self.version += 1
+
+    def _set(self, unit: Unit, share: Share) -> None:
+        if unit.kind == "group":
+            self.groups[unit.id] = share
+        else:
+            self.keys[unit.id] = share
+
+    # -- writing down ------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "groups": _packed([self._settled(share) for share in self.groups]),
+            "keys": [list(self.keys), _packed([self._settled(share) for share in self.keys.values()])],
+            "outgoing": {
+                s: [o.units.to_dict(), o.target, [[*unit, e] for unit, e in o.epochs.items()]]
+                for s, o in self.outgoing.items()
+            },
+            "incoming": {
+                s: [i.units.to_dict(), i.origin, [[*unit, e] for unit, e in i.epochs.items()], list(i.apart.items())]
+                for s, i in self.incoming.items()
+            },
+        }
+
+    def _settled(self, share: Share) -> Share:
+        """What a restart finds: the origin's side goes back to it, the target's waits for the origin's word."""
+        match share.stand:
+            case Stand.LENT | Stand.CUT:
+                return Share(Stand.MINE, share.epoch, self.host)
+            case Stand.EXPECTED:
+                return replace(share, stand=Stand.AWAY)
+            case Stand.MINE | Stand.AWAY | Stand.PREPARED:
+                return share
+
+    @classmethod
+    def from_dict(cls, host: str, data: Mapping[str, Any]) -> Ownership:
+        ownership = cls(host, _unpacked(data["groups"]))
+        keys, shares = data["keys"]
+        ownership.keys = dict(zip(keys, _unpacked(shares), strict=True))
+        for step, (units, target, epochs) in data["outgoing"].items():
+            ownership.outgoing[step] = Outgoing(Units.from_dict(units), target, _epochs(epochs))
+        for step, (units, origin, epochs, apart) in data["incoming"].items():
+            ownership.incoming[step] = Incoming(
+                Units.from_dict(units),
+                origin,
+                _epochs(epochs),
+                {key: (owner, epoch) for key, (owner, epoch) in apart},
+            )
+        ownership._absorb(Units(frozenset(range(len(ownership.groups)))))  # a key that was being taken apart
+        return ownership
+
+
+def _epochs(lines: Sequence[Sequence[Any]]) -> dict[Unit, int]:
+    return {Unit(kind, id_): epoch for kind, id_, epoch in lines}
+
+
+def _packed(shares: Sequence[Share]) -> dict[str, Any]:
+    """Columns, because there is a line for every group in every record."""
+    peers = list(dict.fromkeys(share.peer for share in shares))
+    place = {peer: at for at, peer in enumerate(peers)}
+    return {
+        "stands": "".join(str(int(share.stand)) for share in shares),
+        "epochs": [share.epoch for share in shares],
+        "peers": peers,
+        "at": [place[share.peer] for share in shares],
+    }
+
+
+def _unpacked(data: Mapping[str, Any]) -> list[Share]:
+    columns = zip(data["stands"], data["epochs"], data["at"], strict=True)
+    return [Share(Stand(int(stand)), epoch, data["peers"][at]) for stand, epoch, at in columns]

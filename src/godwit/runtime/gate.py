@@ -1,0 +1,120 @@
+"""Which rows of a chunk are applied here, which are sent on, and which wait: I1 and I3 at the host's door.
+
+Rows of keys that this instance owns are applied at once. Rows of keys that another host owns are refused, with a hint. Rows of
+keys between two owners wait until that is decided; it is decided soon, and never by the rows themselves. A key that was
+refused on a stream stays refused on it until the router has caught up (`model.refusals`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from godwit.errors import StaleGeneration
+from godwit.migration.events import Waiting
+from godwit.model.ownership import Ownership, Stand
+from godwit.model.refusals import Refusals
+from godwit.model.units import Unit
+from godwit.runtime.instance import Chunk, Work
+from godwit.runtime.seat import Seat, Stall
+from godwit.runtime.shares import MINE, SENT_ON, Mask, units_of
+
+Apply = Callable[[Chunk], Work]
+
+
+@dataclass(slots=True)
+class Passed:
+    """What became of a chunk."""
+
+    works: list[Work] = field(default_factory=list)
+    refused: dict[str, Any] | None = None
+
+
+class Gate:
+    """One stream's way into an instance."""
+
+    def __init__(self, seat: Seat, stopping: Callable[[], bool]) -> None:
+        self._seat = seat
+        self._stopping = stopping
+        self._refusals = Refusals()
+        self._answers = 0
+
+    def let_in(self, chunk: Chunk, seen: int, again: bool, apply: Apply) -> Passed:
+        """To be called with the seat's lock held; lets go of it while rows wait."""
+        self._answers += 1
+        self._refusals.dealt_with(seen)
+        passed = Passed()
+        instance = self._seat.instance
+        if instance.ownership is None or (instance.shares is not None and instance.shares.whole and not self._refusals):
+            passed.works.append(apply(chunk))
+            return passed
+        refused: list[Chunk] = []
+        began_s, waiting = None, 0
+        while True:
+            stands = instance.stands(chunk.hashes)
+            if self._refusals and not again:
+                stands[self._still_refused(chunk)] = int(Stand.AWAY)
+            mine: Mask = stands == MINE
+            sent_on: Mask = np.isin(stands, SENT_ON)
+            if mine.any() or not len(chunk):
+                passed.works.append(apply(chunk.filter(mine)))
+            if sent_on.any():
+                refused.append(chunk.filter(sent_on))
+            held = ~(mine | sent_on)
+            if not held.any():
+                break
+            chunk = chunk.filter(held)
+            if began_s is None:
+                began_s, waiting = time.monotonic(), len(chunk)
+            self._wait(chunk, instance.ownership)
+        if began_s is not None:
+            waited_ms = (time.monotonic() - began_s) * 1000
+            self._seat.stalls.append(Stall(time.time() * 1000, waited_ms, waiting))
+        if refused:
+            passed.refused = self._refuse(refused, instance.ownership)
+        return passed
+
+    def _still_refused(self, chunk: Chunk) -> Mask:
+        return np.fromiter((h in self._refusals for h in chunk.hashes.tolist()), np.bool_, len(chunk))
+
+    def _wait(self, chunk: Chunk, ownership: Ownership) -> None:
+        expected = [h for h in set(chunk.hashes.tolist()) if ownership.of(h).stand is Stand.EXPECTED]
+        if expected:
+            for want in self._seat.wanted:
+                want(units_of(expected, ownership))
+        version = ownership.version
+        self._seat.changed.wait_for(lambda: ownership.version != version or self._stopping())
+        if self._stopping():
+            raise StaleGeneration("the host is stopping while rows wait for a hand-over")
+
+    def _refuse(self, chunks: Iterable[Chunk], ownership: Ownership) -> dict[str, Any]:
+        rows = np.concatenate([chunk.rows for chunk in chunks])
+        hashes = np.concatenate([chunk.hashes for chunk in chunks])
+        self._refusals.add(self._answers, hashes.tolist())
+        self._tell_waiting(hashes, ownership)
+        groups: dict[int, list[Any]] = {}
+        keys: list[list[Any]] = []
+        for route_hash in set(hashes.tolist()):
+            share = ownership.of(route_hash)
+            if route_hash in ownership.keys:
+                keys.append([route_hash, share.peer, share.epoch])
+            else:
+                group = route_hash % len(ownership.groups)
+                groups[group] = [group, share.peer, share.epoch]
+        return {"rows": np.sort(rows).tolist(), "groups": list(groups.values()), "keys": keys}
+
+    def _tell_waiting(self, hashes: Any, ownership: Ownership) -> None:
+        """Rows of lent units wait at the target from now on: that is the backlog by which a push is ordered."""
+        if not self._seat.told:
+            return
+        count, now_s = len(ownership.groups), time.monotonic()
+        found, rows = np.unique(hashes, return_counts=True)
+        for route_hash, n in zip(found.tolist(), rows.tolist(), strict=True):
+            if ownership.of(route_hash).stand is Stand.LENT:
+                unit = Unit("key", route_hash) if route_hash in ownership.keys else Unit("group", route_hash % count)
+                for tell in self._seat.told:
+                    tell(Waiting(unit, n, now_s))

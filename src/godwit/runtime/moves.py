@@ -1,0 +1,263 @@
+"""All migrations that a host takes part in: what the controller, origins and targets ask of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import DefinitionError, MalformedRequest
+from godwit.migration.events import AbortAsked, HandoverAsked
+from godwit.migration.origin import PROTOCOLS
+from godwit.model.ownership import Stand
+from godwit.model.units import Units
+from godwit.runtime.instance import Part
+from godwit.runtime.mover import Mover, Order, Port
+from godwit.runtime.receiver import Receiver, scan
+from godwit.runtime.seat import Seat
+from godwit.runtime.shares import AWAY, selects
+from godwit.transport import wire
+
+KEPT_MAX = 200  # migrations that have ended and can still be asked about
+HOT_MAX = 50
+
+
+class Moves:
+    def __init__(self, port: Port, seat_of: Callable[[str], Seat]) -> None:
+        self._port = port
+        self._seat_of = seat_of
+        self._movers: dict[str, Mover] = {}
+        self._receivers: dict[str, Receiver] = {}
+        self._lock = threading.Lock()
+
+    def actions(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+        return {
+            "migrate": self._migrate,
+            "migration": self._migration,
+            "abort_migration": self._abort,
+            "handover": self._handover,
+            "outcome": self._outcome,
+            "ownership": self._ownership,
+            "waits": self._waits,
+            "load": self._load,
+        }
+
+    # -- after a restart ---------------------------------------------------------------------------------------------
+
+    def recover(self, seat: Seat) -> None:
+        """Take up what the log left open: tell targets what was released, ask origins what they decided, drop old copies."""
+        instance = seat.instance
+        ownership = instance.ownership
+        if ownership is None:
+            return
+        waiting = Units()
+        for incoming in ownership.incoming.values():
+            waiting |= incoming.units
+        with seat.lock:
+            leftover = instance.staged - waiting
+            if leftover:
+                self._drop_copies(seat, leftover)
+            mine = selects(ownership.mine() | waiting, ownership)
+            gone = selects(_released(seat), ownership)
+            instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=not ownership.mine())
+        for migration, steps in _by_migration(ownership.outgoing).items():
+            target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
+            order = Order(migration, instance.name, target, "pause", tuple(steps.values()))
+            self._start(Mover(self._port, seat, order, released=steps))
+        for migration, steps in _by_migration(ownership.incoming).items():
+            origin = ownership.incoming[f"{migration}/{next(iter(steps))}"].origin
+            receiver = Receiver(self._port, seat, migration, origin, steps)
+            self._receivers[migration] = receiver
+            for step in steps:
+                receiver.ask(step)
+
+    def _drop_copies(self, seat: Seat, units: Units) -> None:
+        instance = seat.instance
+        assert instance.ownership is not None
+        select = selects(units, instance.ownership)
+        keys = scan(seat, lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY))
+        instance.staged -= units
+        parts: list[Part] = [instance.own_part()]
+        changes = instance.state.drop(keys)
+        if len(changes):
+            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
+            parts.append((info, changes.to_batch(instance.key_codec).serialize()))
+        seat.lsn = self._port.log.append(parts)
+
+    def stop(self) -> None:
+        for mover in list(self._movers.values()):
+            mover.join(5.0)
+
+    # -- the origin's side -------------------------------------------------------------------------------------------
+
+    def _migrate(self, request: dict[str, Any]) -> dict[str, Any]:
+        order = _order(request)
+        seat = self._seat_of(order.operator)
+        instance = seat.instance
+        if instance.ownership is None:
+            raise DefinitionError("this operator's keys are not moved", operator=order.operator)
+        if PROTOCOLS[order.protocol].deterministic and instance.adapter is None:
+            raise DefinitionError(
+                f"protocol {order.protocol!r} replays rows, and the operator has no code on this host yet",
+                todo="Define the operator first, or use protocol='pause'",
+                operator=order.operator,
+                host=self._port.host,
+            )
+        with seat.lock:
+            for units in order.steps:
+                for unit in units:
+                    share = instance.ownership.share(unit)
+                    if share.stand is not Stand.MINE:
+                        raise DefinitionError(
+                            f"{unit.kind} {unit.id} is not owned by {self._port.host} now: {share.stand.name} ({share.peer})",
+                            todo="Look at flock.routing() and ask again",
+                            operator=order.operator,
+                            host=self._port.host,
+                        )
+        self._start(Mover(self._port, seat, order))
+        return {}
+
+    def _start(self, mover: Mover) -> None:
+        with self._lock:
+            ended = [name for name, other in self._movers.items() if other.ended]
+            for name in ended[:-KEPT_MAX]:
+                del self._movers[name]
+            self._movers[mover.order.id] = mover
+        mover.start()
+
+    def _migration(self, request: dict[str, Any]) -> dict[str, Any]:
+        """How it stands, at once or after something has changed."""
+        mover = self._movers.get(wire.field(request, "id", str))
+        if mover is None:
+            return {"id": request["id"], "state": "unknown"}
+        wait_s = float(request.get("wait_s") or 0.0)
+        with mover.news:
+            seen = mover.news_count
+            deadline_s = time.monotonic() + wait_s
+            while not mover.ended and mover.news_count == seen and (left_s := deadline_s - time.monotonic()) > 0:
+                mover.news.wait(left_s)
+        return mover.report()
+
+    def _abort(self, request: dict[str, Any]) -> dict[str, Any]:
+        mover = self._movers.get(wire.field(request, "id", str))
+        if mover is not None:
+            mover.post(AbortAsked(str(request.get("reason") or "aborted")))
+        return {}
+
+    def _handover(self, request: dict[str, Any]) -> dict[str, Any]:
+        mover = self._movers.get(wire.field(request, "id", str))
+        if mover is None:
+            raise DefinitionError("no such standby on this host", todo="Start it with flock.standby", id=request["id"])
+        mover.post(HandoverAsked())
+        return {}
+
+    def _outcome(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What became of a step, for a target that has lost the connection."""
+        name = wire.field(request, "step", str)
+        seat = self._seat_of(wire.field(request, "operator", str))
+        migration, _, number = name.rpartition("/")
+        with seat.lock:
+            released = seat.instance.ownership is not None and name in seat.instance.ownership.outgoing
+        if released:
+            self._port.log.sync(seat.lsn)  # in memory it is released a moment before it is durable
+            return {"outcome": "released"}
+        mover = self._movers.get(migration)
+        return {"outcome": "kept" if mover is None else mover.outcome(int(number))}
+
+    # -- the target's side -------------------------------------------------------------------------------------------
+
+    def receive(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
+        """A stream from an origin."""
+        seat = self._seat_of(wire.field(header, "operator", str))
+        migration = wire.field(header, "migration", str)
+        writer.begin(pa.schema([]))
+        with self._lock:
+            receiver = self._receivers.get(migration)
+            if receiver is None:
+                receiver = Receiver(self._port, seat, migration, wire.field(header, "origin", str))
+                self._receivers[migration] = receiver
+        receiver.serve(reader, writer)
+
+    # -- looking in --------------------------------------------------------------------------------------------------
+
+    def _ownership(self, request: dict[str, Any]) -> dict[str, Any]:
+        seat = self._seat_of(wire.field(request, "operator", str))
+        with seat.lock:
+            ownership = seat.instance.ownership
+            return {"ownership": None if ownership is None else ownership.to_dict()}
+
+    def _waits(self, request: dict[str, Any]) -> dict[str, Any]:
+        seat = self._seat_of(wire.field(request, "operator", str))
+        return {"waits": seat.waits(float(request["since_ms"]))}
+
+    def _load(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Rows of late, keys and bytes by group, and the keys that had most rows."""
+        seat = self._seat_of(wire.field(request, "operator", str))
+        instance = seat.instance
+        with seat.lock:
+            chunks = list(instance.counters.chunks)
+            lists = instance.state.key_lists()
+            share = instance.state.bytes_estimate / max(instance.state.key_count, 1)
+        count = 1 if instance.ownership is None else len(instance.ownership.groups)
+        groups: dict[int, list[float]] = {}
+        for key in dict.fromkeys(key for keys in lists for key in keys):
+            line = groups.setdefault(instance.key_codec.route_hash(key) % count, [0, 0, 0])
+            line[1] += 1
+            line[2] += share
+        hot: list[list[Any]] = []
+        if chunks:
+            hashes, first, rows = np.unique(
+                np.concatenate([chunk.hashes for chunk in chunks]), return_index=True, return_counts=True
+            )
+            for route_hash, n in zip(hashes.tolist(), rows.tolist(), strict=True):
+                groups.setdefault(route_hash % count, [0, 0, 0])[0] += n
+            top = np.argsort(-rows, kind="stable")[:HOT_MAX].tolist()
+            hot = [[int(hashes[at]), int(rows[at]), _key_text(instance, chunks, int(first[at]))] for at in top]
+        return {"groups": {str(group): line for group, line in groups.items()}, "hot": hot}
+
+
+def _key_text(instance: Any, chunks: list[Any], at: int) -> Any:
+    for chunk in chunks:
+        if at < len(chunk):
+            columns = [chunk.batch.column(name).slice(at, 1) for name in instance.key_codec.schema.names]
+            public = instance.key_codec.public(instance.key_codec.from_arrow(columns)[0])
+            return [value if isinstance(value, (str, int, float, bool, type(None))) else str(value) for value in public]
+        at -= len(chunk)
+    return None
+
+
+def _order(request: dict[str, Any]) -> Order:
+    options = dict(request.get("options") or {})
+    known = {name: options[name] for name in ("side_by_side", "rate_bytes_per_s", "source", "check") if name in options}
+    protocol = wire.field(request, "protocol", str)
+    if protocol not in PROTOCOLS:
+        raise MalformedRequest(f"unknown protocol {protocol!r}", todo=f"There are: {', '.join(sorted(PROTOCOLS))}")
+    return Order(
+        wire.field(request, "id", str),
+        wire.field(request, "operator", str),
+        wire.field(request, "target", str),
+        protocol,
+        tuple(Units.from_dict(units) for units in wire.field(request, "steps", list)),
+        gap_ms=float(options.get("gap_ms") or 0.0),
+        **known,
+    )
+
+
+def _by_migration(open_steps: dict[str, Any]) -> dict[str, dict[int, Units]]:
+    found: dict[str, dict[int, Units]] = {}
+    for name, step in open_steps.items():
+        migration, _, number = name.rpartition("/")
+        found.setdefault(migration, {})[int(number)] = step.units
+    return found
+
+
+def _released(seat: Seat) -> Units:
+    assert seat.instance.ownership is not None
+    units = Units()
+    for outgoing in seat.instance.ownership.outgoing.values():
+        units |= outgoing.units
+    return units

@@ -1,0 +1,426 @@
+"""The target's side of a migration on a host: what the origin sends goes into the instance's state, in the order sent.
+
+A copy lies among the instance's own keys and is not served before the origin has released it: the gate holds or refuses its
+rows, and its timers do not fire. It is written to the changelog like any other state; `Instance.staged` says which units may
+have copies here, so that a restart can remove those that never became its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import GodwitError, NotDeterministic
+from godwit.migration.events import (
+    AbortHeard,
+    Announced,
+    AnswerDeclined,
+    AnswerMissing,
+    AnswerOffered,
+    AnswerPrepared,
+    Arrived,
+    AskOutcome,
+    Discard,
+    Durable,
+    Effect,
+    Event,
+    Expect,
+    OriginLost,
+    Persist,
+    Promised,
+    ReleaseHeard,
+    Serve,
+)
+from godwit.migration.target import Target
+from godwit.model.ownership import Incoming
+from godwit.model.progress import BatchRef, Progress
+from godwit.model.units import Units
+from godwit.runtime import parcels
+from godwit.runtime.instance import Part, Work
+from godwit.runtime.leases import host_directory, read_lease
+from godwit.runtime.mover import Port
+from godwit.runtime.rows import Times
+from godwit.runtime.seat import Seat
+from godwit.runtime.shares import AWAY, selects
+from godwit.state.changes import COLUMN_VAR, changes_schema
+from godwit.state.keys import Key
+from godwit.state.ledger import Entry
+from godwit.transport import wire
+from godwit.transport.flight import GONE, Client
+
+ASK_AGAIN_S = 0.02
+
+
+class Arrival:
+    """What has come of a step besides its state, until it is taken up."""
+
+    def __init__(self) -> None:
+        self.committed: list[tuple[pa.RecordBatch, pa.Buffer]] = []
+        self.entries: list[tuple[dict[str, Any], pa.Buffer]] = []
+        self.rest: dict[str, Any] = {}
+
+
+class Receiver:
+    """One migration at its target, over as many connections as it takes."""
+
+    def __init__(
+        self, port: Port, seat: Seat, migration: str, origin: str, prepared: dict[int, Units] | None = None
+    ) -> None:
+        self.id = migration
+        self.origin = origin
+        self._port = port
+        self._seat = seat
+        self._machine = Target(prepared)
+        self._arrivals: dict[int, Arrival] = {}
+        self._copies: dict[int, dict[Key, None]] = {}  # by step: keys that lie here as copies
+        self._timers: dict[int, list[tuple[str, Entry]]] = {}
+        self._writer: Any = None
+        self._writing = threading.Lock()
+        self._acting = threading.RLock()  # one event at a time: connections, and the answers to questions
+        self._wanted = Units()
+        seat.wanted.append(self.want)
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def serve(self, reader: Any, writer: Any) -> None:
+        """One connection from the origin, until it ends."""
+        with self._writing:
+            self._writer = writer
+        self._wanted = Units()
+        try:
+            while True:
+                message = reader.read_chunk()
+                note = wire.unpack(message.app_metadata)
+                try:
+                    with self._acting:
+                        self._take(note, message)
+                except GodwitError as error:
+                    self._answer("failed", error=error.at(host=self._port.host).to_json())
+        except (StopIteration, GodwitError, *GONE):
+            return
+        finally:
+            with self._writing:
+                self._writer = None
+            with self._acting:
+                self._handle(OriginLost())
+
+    def _answer(self, kind: str, **fields: Any) -> None:
+        with self._writing, suppress(*GONE, pa.ArrowInvalid):
+            if self._writer is not None:
+                self._writer.write_metadata(wire.pack(kind, **fields))
+
+    def want(self, units: Units) -> None:
+        """Rows wait for these units; called with the seat's lock held. Asked for once a connection."""
+        missing = (units & self._machine.promised) - self._wanted
+        if missing:
+            self._wanted |= missing
+            self._answer("wanted", units=missing.to_dict())
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+
+    def _take(self, note: dict[str, Any], message: Any) -> None:
+        body = parcels.body_of(message) if message.data is not None else None
+        {
+            "hello": self._hello,
+            "offer": self._offer,
+            "step": self._announced,
+            "state": self._state,
+            "changes": self._changes,
+            "replay": self._replay,
+            "copied": self._copied,
+            "committed": self._committed,
+            "ledger": self._ledger,
+            "rest": self._rest,
+            "released": self._released,
+            "aborted": self._aborted,
+        }[note["kind"]](note, body)
+
+    def _hello(self, note: dict[str, Any], body: Any) -> None:
+        self._answer("hello")
+
+    def _offer(self, note: dict[str, Any], body: Any) -> None:
+        self._handle(Promised(parcels.units_in(note)))
+
+    def _copied(self, note: dict[str, Any], body: Any) -> None:
+        self._answer("caught_up", step=note["step"], rows=note["rows"])
+
+    def _committed(self, note: dict[str, Any], body: Any) -> None:
+        self._arrival(note["step"]).committed.append((self._batch(body), body))
+
+    def _ledger(self, note: dict[str, Any], body: Any) -> None:
+        self._arrival(note["step"]).entries.append((note["entry"], body))
+
+    def _released(self, note: dict[str, Any], body: Any) -> None:
+        if self._ownership.served(parcels.epochs_of(note["epochs"])):
+            self._answer("served", step=note["step"])
+        else:
+            self._handle(ReleaseHeard(note["step"]))
+
+    def _aborted(self, note: dict[str, Any], body: Any) -> None:
+        self._handle(AbortHeard(note["step"]))
+
+    def _arrival(self, step: int) -> Arrival:
+        return self._arrivals.setdefault(step, Arrival())
+
+    def _batch(self, body: pa.Buffer) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(body, changes_schema(self._seat.instance.key_codec))
+
+    def _announced(self, note: dict[str, Any], body: Any) -> None:
+        """Write down that copies may lie here from now on; what lies here from earlier goes."""
+        instance = self._seat.instance
+        step, units = note["step"], parcels.units_in(note)
+        self._handle(Announced(step, units))
+        self._arrivals[step] = Arrival()
+        with self._seat.lock:
+            assert instance.ownership is not None
+            if any((out.units & units) for out in instance.ownership.outgoing.values()):
+                self._drop_keys(scan(self._seat, selects(units, instance.ownership)))
+            if units - instance.staged:
+                instance.staged |= units
+                self._log([instance.own_part()])
+
+    def _note_keys(self, step: int, keys: list[Key]) -> None:
+        self._copies.setdefault(step, {}).update(dict.fromkeys(keys))
+
+    def _state(self, note: dict[str, Any], body: Any) -> None:
+        instance = self._seat.instance
+        batch = self._batch(body)
+        keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
+        self._note_keys(note["step"], keys)
+        with self._seat.lock:
+            instance.state.replay(batch)
+            instance.state.settle_keys(keys)
+            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
+            self._log([(info, body)])
+
+    def _changes(self, note: dict[str, Any], body: Any) -> None:
+        instance = self._seat.instance
+        progress = Progress.from_dict(note["progress"])
+        batch = self._batch(body)
+        keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
+        self._note_keys(note["step"], keys)
+        with self._seat.changed:
+            parts = self._keep_up(progress)
+            instance.state.replay(batch)
+            settled = progress.batch < instance.progress.batch
+            if settled:
+                instance.state.settle_keys(keys)
+            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": settled}
+            self._log([*parts, (info, body)])
+
+    def _replay(self, note: dict[str, Any], body: Any) -> None:
+        """Rows that the origin has applied: the same again here, silently."""
+        instance = self._seat.instance
+        progress = Progress.from_dict(note["progress"])
+        chunk = parcels.chunk_of(body)
+        codec = instance.key_codec
+        keys = codec.from_arrow([chunk.batch.column(name) for name in codec.schema.names])
+        self._note_keys(note["step"], keys)
+        with self._seat.changed:
+            parts = self._keep_up(progress)
+            request = BatchRef(progress.query or "", progress.run or "", progress.batch)
+            work = instance.follow(request, note["lane"], chunk, Times(*note["times"]))
+            self._log([*parts, *work.parts])
+            if "expect" in note:
+                self._compare(note, work)
+
+    def _compare(self, note: dict[str, Any], work: Work) -> None:
+        instance = self._seat.instance
+        found = parcels.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
+        if found != note["expect"]:
+            raise NotDeterministic(
+                "the processor did something else to the same rows when they were replayed on another host",
+                todo="Take clocks, chance and outside state out of it, or use a protocol that ships state, such as push",
+                operator=instance.spec.name,
+                lane=note["lane"],
+                batch=note["progress"]["batch"],
+            )
+
+    def _keep_up(self, progress: Progress) -> list[Part]:
+        """Be in the origin's batch, or ahead of it. Waits while a hand-over is being decided; the lock is held."""
+        instance = self._seat.instance
+        if progress.batch <= instance.progress.batch:
+            return []
+        self._seat.changed.wait_for(lambda: not instance.between_owners or self._port.stopping())
+        return [instance.mark_part()] if instance.keep_up(progress, self._port.clock_ms()) else []
+
+    def _rest(self, note: dict[str, Any], body: Any) -> None:
+        """The last of a step has come. It fits if both ends are in the same batch, and the origin has fired its timers."""
+        instance = self._seat.instance
+        progress, mark = Progress.from_dict(note["mark"]["progress"]), note["mark"]
+        self._arrival(note["step"]).rest = note
+        with self._seat.changed:
+            parts = self._keep_up(progress)
+            if parts:
+                self._log(parts)
+            timely = instance.spec.time_mode == "none" or mark["fired"] or not instance.fired
+            fits = (progress.batch >= instance.progress.batch and timely) or note["released"]
+        self._handle(Arrived(note["step"], parcels.units_in(note), fits))
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._machine.on(event):
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Expect(units):
+                with self._seat.changed:
+                    self._ownership.expect(units, self.origin)
+                    self._seat.changed.notify_all()
+            case AnswerOffered():
+                self._answer("offered")
+            case Persist(step, units):
+                self._persist(step, units)
+            case AnswerPrepared(step):
+                self._answer("prepared", step=step)
+            case AnswerDeclined(step):
+                self._answer("declined", step=step)
+            case AnswerMissing(step):
+                self._answer("missing", step=step)
+            case Serve(step, units):
+                self._serve(step, units)
+            case Discard(step, units):
+                self._discard(step, units)
+            case AskOutcome(step):
+                self.ask(step)
+            case _:
+                raise AssertionError(effect)
+
+    @property
+    def _ownership(self) -> Any:
+        assert self._seat.instance.ownership is not None, "only instances with an ownership take part in migrations"
+        return self._seat.instance.ownership
+
+    def _log(self, parts: list[Part]) -> None:
+        if parts:
+            self._seat.lsn = self._port.log.append(parts)
+
+    def _persist(self, step: int, units: Units) -> None:
+        instance, arrival = self._seat.instance, self._arrival(step)
+        rest = arrival.rest
+        with self._seat.changed:
+            same_batch = rest["mark"]["progress"]["batch"] == instance.progress.batch
+            parts: list[Part] = []
+            if same_batch:
+                parts = self._take_up(step, arrival)
+                instance.merge_watermark(rest["mark"]["watermark"])
+                parts.append(instance.mark_part())
+                if rest["mark"]["fired"] and not instance.fired:
+                    instance.fired_elsewhere.append(selects(units, self._ownership))
+            apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
+            incoming = Incoming(units, self.origin, parcels.epochs_of(rest["epochs"]), apart)
+            self._ownership.prepare(f"{self.id}/{step}", incoming)
+            instance.staged |= units
+            self._log([*parts, instance.own_part()])
+            lsn = self._seat.lsn
+            self._seat.changed.notify_all()
+        self._port.log.sync(lsn)
+        self._handle(Durable(step))
+
+    def _take_up(self, step: int, arrival: Arrival) -> list[Part]:
+        """The ledger of the batch in progress, and what the keys held before it."""
+        instance, batch = self._seat.instance, self._seat.instance.progress.batch
+        parts: list[Part] = []
+        if arrival.committed:
+            instance.state.amend([changes for changes, _ in arrival.committed])
+            info = {"kind": "committed", "op": instance.name, "batch": batch}
+            parts += [(info, body) for _, body in arrival.committed]
+        for described, body in arrival.entries:
+            lane = described["lane"]
+            entry = Entry.from_part(described, memoryview(body), instance.spec.output_schema)
+            if not len(entry.rows):
+                self._timers.setdefault(step, []).append((lane, entry))
+                continue
+            taken = instance.ledger.take_over(lane, entry)
+            if taken is not None:
+                part_info, part_body = taken.part(instance.name, batch, lane)
+                parts.append((part_info | {"from": self.origin}, part_body))
+        return parts
+
+    def _serve(self, step: int, units: Units) -> None:
+        instance = self._seat.instance
+        with self._seat.changed:
+            if f"{self.id}/{step}" in self._ownership.incoming:
+                self._ownership.serve(f"{self.id}/{step}")
+                instance.staged -= units
+                parts: list[Part] = [instance.own_part()]
+                for lane, entry in self._timers.pop(step, ()):
+                    instance.ledger.record(lane, entry)
+                    parts.append(entry.part(instance.name, instance.progress.batch, lane))
+                self._log(parts)
+            lsn = self._seat.lsn
+            self._seat.changed.notify_all()
+        self._arrivals.pop(step, None)
+        self._copies.pop(step, None)
+        self._port.log.sync(lsn)
+        self._answer("served", step=step)
+
+    def _discard(self, step: int, units: Units) -> None:
+        instance = self._seat.instance
+        with self._seat.changed:
+            self._ownership.drop(units)
+            select = selects(units, self._ownership)
+
+            def not_mine(hashes: Any) -> Any:
+                return select(hashes) & (instance.stands(hashes) == AWAY)
+
+            known = self._copies.pop(step, None) if step >= 0 else {}
+            keys = list(known) if known is not None else scan(self._seat, not_mine) if units & instance.staged else []
+            self._drop_keys([key for key in keys if not_mine(np.array([instance.key_codec.route_hash(key)]))[0]])
+            instance.ledger.drop(not_mine)
+            instance.staged -= units
+            self._log([instance.own_part()])
+            self._seat.changed.notify_all()
+        self._arrivals.pop(step, None)
+        self._timers.pop(step, None)
+
+    def _drop_keys(self, keys: list[Key]) -> None:
+        instance = self._seat.instance
+        changes = instance.state.drop(keys) if keys else None
+        if changes is not None and len(changes):
+            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
+            self._log([(info, changes.to_batch(instance.key_codec).serialize())])
+
+    # -- the origin's last word --------------------------------------------------------------------------------------
+
+    def ask(self, step: int) -> None:
+        """The origin's log knows. It may be restarting: ask until it answers, in a thread of its own."""
+        threading.Thread(target=self._asking, args=(step,), name="godwit-ask", daemon=True).start()
+
+    def _asking(self, step: int) -> None:
+        pause = threading.Event()
+        while not self._port.stopping():
+            outcome = ask_outcome(self._port, self.origin, self._seat.instance.name, f"{self.id}/{step}")
+            if outcome in ("released", "kept"):
+                with self._acting:
+                    self._handle(ReleaseHeard(step) if outcome == "released" else AbortHeard(step))
+                return
+            pause.wait(ASK_AGAIN_S)
+
+
+def ask_outcome(port: Port, origin: str, operator: str, step: str) -> str:
+    lease = read_lease(host_directory(port.checkpoint, origin))
+    if lease is None or lease.incarnation != port.incarnation:
+        return "away"
+    client = Client(lease.address, port.token)
+    try:
+        return str(client.call("outcome", timeout_s=5.0, operator=operator, step=step)["outcome"])
+    except GodwitError:
+        return "away"
+    finally:
+        client.close()
+
+
+def scan(seat: Seat, select: Callable[[Any], Any]) -> list[Key]:
+    """The keys that are selected, of all there are; the lock is held."""
+    codec = seat.instance.key_codec
+    keys = list(seat.instance.state.keys())
+    hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
+    return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]

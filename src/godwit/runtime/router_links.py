@@ -1,0 +1,75 @@
+"""A router's links, by host: opened all at once or as hosts turn up, and finished together.
+
+Also decides when a host counts as gone for good: the routing file no longer has it. A host that is in the file and not up is
+waited for, however long that takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from godwit.runtime.link import Link
+from godwit.runtime.link_pieces import Piece
+from godwit.runtime.route import Route, Task
+from godwit.runtime.tables import OwnerTable, RoutingFile
+
+
+class Links:
+    def __init__(self, route: Route, task: Task, schema: pa.Schema, file: RoutingFile, table: OwnerTable) -> None:
+        self._route = route
+        self._task = task
+        self._schema = schema
+        self._file = file
+        self._known = frozenset(table.hosts)
+        self._version = table.version
+        self._links: dict[str, Link] = {}
+        self._timers: list[pa.RecordBatch] = []
+
+    def open(self, hosts: Iterable[str]) -> None:
+        """Those that are not open yet. All are asked before the first answer is waited for."""
+        missing = [host for host in hosts if host not in self._links]
+        new = [Link(host, self._route, self._task, self._schema, self._left) for host in missing]
+        self._links |= {link.host: link for link in new}
+        for link in new:
+            link.reach()
+        for link in new:
+            link.connect()
+        self._timers += [link.timers for link in new if link.timers is not None]
+
+    def _left(self, host: str) -> bool:
+        """A host joins the file before anybody hears of it, so one that is neither there nor in our first table was there."""
+        routing = self._file.read()
+        if routing is None or host in routing.hosts:
+            return False
+        return routing.version > self._version or host not in self._known
+
+    def retired(self) -> list[str]:
+        return [host for host, link in self._links.items() if link.retired]
+
+    def take_timers(self) -> list[pa.RecordBatch]:
+        """What timers put out at hosts that were opened since this was asked last."""
+        taken, self._timers = self._timers, []
+        return taken
+
+    def send(self, piece: Piece) -> None:
+        self._links[piece.host].send(piece)
+
+    def receive(self, piece: Piece) -> None:
+        self._links[piece.host].receive(piece)
+
+    def finish(self, rows: int | None, event_max_ms: int | None) -> None:
+        """Every host makes the lane's work durable; also those that have got keys of ours from the hosts we know."""
+        unfinished: Sequence[str] = list(self._links)
+        while unfinished:
+            hosts = list(self._links)
+            asked = [(self._links[host], self._links[host].finish(rows, event_max_ms, hosts)) for host in unfinished]
+            for link, message in asked:
+                link.receive(message)
+            unfinished = list(dict.fromkeys(host for _, m in asked for host in m.also if host not in self._links))
+            self.open(unfinished)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()

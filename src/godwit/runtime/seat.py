@@ -1,0 +1,43 @@
+"""An instance with what lets many threads work with it: its lock, who waits for what, and who moves its keys."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from godwit.migration.events import Event
+from godwit.model.units import Units
+from godwit.runtime.instance import Instance
+
+STALLS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Rows that waited here for state or ownership, and for how long."""
+
+    at_ms: float  # when the wait ended, on the clock on the wall
+    waited_ms: float
+    rows: int
+
+
+@dataclass(slots=True)
+class Seat:
+    """`changed` is signalled whenever the instance's ownership has changed; it holds the lock of the seat."""
+
+    instance: Instance
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Condition = field(init=False)
+    lsn: int = -1
+    told: list[Callable[[Event], None]] = field(default_factory=list)  # movers: told when a batch begins
+    wanted: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: told what rows wait for
+    stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
+
+    def waits(self, since_ms: float) -> list[list[float]]:
+        """How long rows have waited here since then, and how many of them: [milliseconds, rows]."""
+        return [[round(stall.waited_ms, 3), stall.rows] for stall in list(self.stalls) if stall.at_ms >= since_ms]
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)

@@ -1,0 +1,74 @@
+"""What a user gives when opening a flock or defining an operator, checked before anything is done."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from godwit.errors import DefinitionError, NotEnoughSlots
+
+EXECUTORS_TIMEOUT_S = 30.0  # as long as Spark itself waits for executors before it schedules without them
+
+
+def key_names(keys: Any) -> tuple[str, ...]:
+    names = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, (list, tuple)) else ()
+    if not all(isinstance(name, str) for name in names) or (not names and not isinstance(keys, (list, tuple))):
+        raise DefinitionError(f"keys={keys!r} are not names of columns", todo="Give one name, or a list of names")
+    return names
+
+
+def check_arguments(hosts: Any, durability: str, groups: Any, on_gap: str, token: Any) -> None:
+    for name, value, good, allowed in (
+        ("hosts", hosts, isinstance(hosts, int) and hosts >= 1, "a number from 1 up"),
+        ("durability", durability, durability in ("process", "disk"), "'process' or 'disk'"),
+        ("groups", groups, isinstance(groups, int) and groups >= 1, "a number from 1 up"),
+        ("onGap", on_gap, on_gap in ("error", "accept"), "'error' or 'accept'"),
+    ):
+        if not good:
+            raise DefinitionError(f"{name}={value!r} is not possible", todo=f"Give {allowed}")
+    if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token.strip()):
+        raise DefinitionError(
+            "the token cannot be sent", todo="Give printable ASCII text that is not empty, or leave it out"
+        )
+
+
+def check_session(spark: Any) -> None:
+    if not isinstance(spark, SparkSession):
+        raise DefinitionError(
+            f"a classic SparkSession is expected, not {type(spark).__module__}.{type(spark).__name__}",
+            todo="Hosts are tasks of the application itself, so it must run beside its driver, not through Spark Connect",
+        )
+    if spark.sparkContext._jsc is None:
+        raise DefinitionError(
+            "this SparkSession has been stopped", todo="Make a new session and open the flock on that"
+        )
+
+
+def check_slots(spark: SparkSession, hosts: int) -> None:
+    """Hosts hold a task slot each, and at least one must be left for the query's own tasks.
+
+    The executors of a cluster come some time after the session; those of a local master are there from the start.
+    """
+    context: Any = spark.sparkContext._jsc.sc()
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    patience_s = 0.0 if str(spark.sparkContext.master).startswith("local[") else EXECUTORS_TIMEOUT_S
+    deadline = time.monotonic() + patience_s
+    slots = context.maxNumConcurrentTasks(profile)
+    while slots < hosts + 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        slots = context.maxNumConcurrentTasks(profile)
+    if slots < hosts + 1:
+        raise NotEnoughSlots(
+            f"{hosts} hosts need {hosts + 1} task slots (one each, and one or more for the query), Spark has {slots}",
+            todo=f"Use local[{hosts + 2}] or more cores (master is {spark.sparkContext.master}), or fewer hosts",
+        )
+
+
+def source_count(frame: DataFrame, ticks: bool) -> int:
+    """Streaming sources under an operator, its timers' included."""
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    leaves = plan.collectLeaves()
+    count = sum(1 for i in range(leaves.size()) if leaves.apply(i).isStreaming())
+    return count + int(ticks)

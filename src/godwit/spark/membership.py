@@ -1,0 +1,126 @@
+"""Which hosts there are: joining before they are given anything, leaving when they have nothing left.
+
+A host that joins is started, takes over batch and watermark from an older one, and only then is in the tables and on the roster
+that hosts and routers go by. A host that leaves owns nothing and owes nobody an answer when it is stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from godwit.errors import GodwitError, InvariantBroken
+from godwit.spark.history import History
+from godwit.spark.home import Home
+from godwit.spark.hosting import Hosts
+from godwit.spark.owners import Owners
+
+ASK_GAP_S = 0.02
+
+
+class Membership:
+    """`check_slots` refuses more hosts than Spark has room for; `stop_queries` stops those that use the flock."""
+
+    def __init__(
+        self,
+        home: Home,
+        hosts: Hosts,
+        owners: Owners,
+        history: History,
+        check_slots: Callable[[int], None],
+        stop_queries: Callable[[], None],
+    ) -> None:
+        self._home = home
+        self._hosts = hosts
+        self._owners = owners
+        self._history = history
+        self.changing = threading.RLock()  # an operator is not defined while a host joins or leaves
+        self.check_slots = check_slots
+        self._stop_queries = stop_queries
+
+    def hosts(self) -> tuple[str, ...]:
+        return self._home.roster()
+
+    def next_hosts(self, count: int) -> list[str]:
+        return self._home.next_hosts(count)
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start the hosts of the roster, and make the tables anew from what they say."""
+        self._hosts.start(self.hosts())
+        self._owners.rebuild()
+        self._even_marks(self.hosts())
+        self._tell_roster()
+
+    # -- joining and leaving -----------------------------------------------------------------------------------------
+
+    def join(self, names: Sequence[str]) -> None:
+        with self.changing:
+            before = self.hosts()
+            self._home.keep_roster([*before, *names])
+            try:
+                self._hosts.start(names)
+                self._even_marks([*before, *names])
+            except GodwitError:
+                self._hosts.stop(names)
+                self._home.keep_roster(before)
+                raise
+            self._owners.joined(names)
+        self._tell_roster()
+        self._history.add("joined", hosts=list(names))
+
+    def leave(self, names: Sequence[str]) -> bool:
+        """False if they still own something; else they are gone."""
+        with self.changing:
+            if any(self._owners.owned(name) for name in names):
+                return False
+            for name in names:
+                self._wait_settled(name)
+            self._owners.parted(names)
+            self._home.keep_roster([host for host in self.hosts() if host not in names])
+        self._tell_roster()
+        self._hosts.stop(names)
+        self._history.add("left", hosts=list(names))
+        return True
+
+    def _wait_settled(self, host: str) -> None:
+        """Until all that it gave away is confirmed: until then its log is where the answer is to whose it is."""
+        for operator in self._owners.names():
+            own = self._owners.ask(host, operator)
+            while own is not None and (own.outgoing or own.incoming):
+                self._hosts.closing.wait(ASK_GAP_S)
+                own = self._owners.ask(host, operator)
+            if own is not None and own.mine():
+                raise InvariantBroken(f"{host} still owns {len(own.mine())} units that the table gives to others")
+
+    def _even_marks(self, names: Sequence[str]) -> None:
+        """Hosts that have never seen an operator's batches take over from the one that has seen most of them."""
+        marks = {name: self._hosts.ask(name, "marks")["marks"] for name in names}
+        newest: dict[str, Any] = {}
+        for told in marks.values():
+            for operator, mark in told.items():
+                if operator not in newest or mark["batch"] > newest[operator]["batch"]:
+                    newest[operator] = mark
+        for name, told in marks.items():
+            lacking = {
+                op: mark for op, mark in newest.items() if op not in told or told[op]["batch"] < 0 <= mark["batch"]
+            }
+            if lacking:
+                self._hosts.ask(name, "adopt", marks=lacking)
+
+    def _tell_roster(self) -> None:
+        """A host that is away reads it from the tables when it starts again."""
+        names = list(self.hosts())
+        for name in names:
+            self._hosts.ask(name, "roster", hosts=names)
+
+    # -- all at once -------------------------------------------------------------------------------------------------
+
+    def stop_all(self) -> None:
+        self._stop_queries()
+        self._hosts.stop(self._hosts.names())
+
+    def start_all(self) -> None:
+        self._hosts.start(self.hosts())

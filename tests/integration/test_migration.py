@@ -1,0 +1,223 @@
+"""Keys move between real host processes while rows flow through real routers: same outputs, same state, whatever the protocol."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from godwit.migration import PROTOCOLS
+from tests.integration.nest import OPERATOR, Nest, route_hash, rows
+from tests.spark.flocks import wait_until
+
+KEYS = 500
+GROUPS = 64
+CHUNK = 250
+
+
+@pytest.fixture
+def nest(tmp_path: Path) -> Iterator[Nest]:
+    nest = Nest(tmp_path / "godwit", hosts=2).start_all()
+    yield nest
+    nest.close()
+
+
+def migrate(nest: Nest, origin: str, target: str, protocol: str, steps: list[dict[str, Any]], id_: str = "m1") -> None:
+    client = nest.client(origin)
+    client.call("migrate", id=id_, operator=OPERATOR, target=target, protocol=protocol, steps=steps, options={})
+    client.close()
+
+
+def report(nest: Nest, origin: str, id_: str = "m1") -> dict[str, Any]:
+    client = nest.client(origin)
+    try:
+        return client.call("migration", id=id_, wait_s=0.5)
+    finally:
+        client.close()
+
+
+def ended(nest: Nest, origin: str, id_: str = "m1") -> dict[str, Any]:
+    wait_until(lambda: report(nest, origin, id_)["state"] == "ended", what="the migration has ended")
+    return report(nest, origin, id_)
+
+
+def groups_of(nest: Nest, host: str) -> list[int]:
+    client = nest.client(host)
+    stands = client.call("ownership", operator=OPERATOR)["ownership"]["groups"]["stands"]
+    client.close()
+    return [group for group, stand in enumerate(stands) if stand == "0"]
+
+
+def chunks(batch: int, count: int) -> Iterator[pa.RecordBatch]:
+    for at in range(count):
+        begin = (batch * count + at) * CHUNK
+        yield rows(range(begin, begin + CHUNK), KEYS)
+
+
+class Checked:
+    """Every key must give 1, 2, 3 ... in order."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    def take(self, outputs: Iterator[dict[str, Any]]) -> None:
+        for row in outputs:
+            key = row["key"]
+            assert row["count"] == self.counts.get(key, 0) + 1, f"key {key}: {row['count']} after {self.counts.get(key, 0)}"
+            self.counts[key] = row["count"]
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_groups_move_while_rows_flow(nest: Nest, protocol: str) -> None:
+    seen = Checked()
+    seen.take(nest.run(0, "0", chunks(0, 8)))
+    moving = groups_of(nest, "host-0")[::2]
+    steps = [{"groups": [group], "keys": []} for group in moving]
+    if protocol in ("pause", "live", "live-unordered"):
+        steps = [{"groups": moving, "keys": []}]
+    migrate(nest, "host-0", "host-1", protocol, steps)
+    if protocol == "standby":
+        client = nest.client("host-0")
+        seen.take(nest.run(1, "0", chunks(1, 8)))
+        client.call("handover", id="m1")
+        client.close()
+    else:
+        seen.take(nest.run(1, "0", chunks(1, 40)))
+    told = ended(nest, "host-0")
+    assert told["dropped"] == 0, told
+    assert told["done"] == len(steps), told
+    assert set(moving) <= set(groups_of(nest, "host-1"))
+    before = dict(seen.counts)
+    total = sum(before.values()) // CHUNK
+    seen.take(nest.run(2, "0", (rows(range((total + i) * CHUNK, (total + i + 1) * CHUNK), KEYS) for i in range(4))))
+    assert nest.state(2) == seen.counts
+
+
+class Flow:
+    """Batches one after another in a thread of its own, every key checked, until it is told to end."""
+
+    def __init__(self, nest: Nest, keys: int = KEYS, rows_per_batch: int = 2 * CHUNK) -> None:
+        self.seen = Checked()
+        self.batch = 0
+        self.error: BaseException | None = None
+        self._nest = nest
+        self._keys = keys
+        self._size = rows_per_batch
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.wait_batches(2)
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                begin = self.batch * self._size
+                numbers = range(begin, begin + self._size)
+                chunked = [rows(numbers[:CHUNK], self._keys), rows(numbers[CHUNK:], self._keys)]
+                self.seen.take(self._nest.run(self.batch, "0", iter(chunked)))
+                self.batch += 1
+        except BaseException as error:  # noqa: BLE001 shown by whoever waits
+            self.error = error
+
+    def wait_batches(self, count: int) -> None:
+        upto = self.batch + count
+        wait_until(lambda: self.batch >= upto or self.error is not None, what=f"{count} more batches")
+        if self.error is not None:
+            raise self.error
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join(60)
+        if self.error is not None:
+            raise self.error
+
+
+def owners(nest: Nest) -> dict[int, str]:
+    """Who owns which group, when everything is decided."""
+    found: dict[int, str] = {}
+    for host in nest.routing.hosts:
+        for group in groups_of(nest, host):
+            assert group not in found, f"group {group} is owned by {found[group]} and {host}"
+            found[group] = host
+    return found
+
+
+@pytest.mark.parametrize("killed", ["host-0", "host-1"])
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_a_host_killed_during_a_migration(nest: Nest, protocol: str, killed: str) -> None:
+    flow = Flow(nest)
+    moving = groups_of(nest, "host-0")
+    steps = [{"groups": moving[at : at + 4], "keys": []} for at in range(0, len(moving), 4)]
+    migrate(nest, "host-0", "host-1", protocol, steps)
+    if protocol == "standby":
+        wait_until(lambda: report(nest, "host-0")["bytes"] > 0, what="copies")
+        client = nest.client("host-0")
+        client.call("handover", id="m1")
+        client.close()
+    nest.kill(killed)
+    nest.start(killed)
+    flow.wait_batches(3)
+    flow.end()
+    wait_until(lambda: len(owners(nest)) == GROUPS, what="every group has an owner")
+    assert nest.state(flow.batch - 1) == flow.seen.counts
+
+
+def test_keys_go_to_and_fro_while_rows_flow(nest: Nest) -> None:
+    flow = Flow(nest)
+    both = groups_of(nest, "host-0")[:8]
+    hosts = ["host-0", "host-1"]
+    for turn in range(12):
+        protocol = sorted(set(PROTOCOLS) - {"standby"})[turn % 5]
+        steps = [{"groups": both[at : at + 4], "keys": []} for at in (0, 4)]
+        migrate(nest, hosts[turn % 2], hosts[1 - turn % 2], protocol, steps, f"turn-{turn}")
+        told = ended(nest, hosts[turn % 2], f"turn-{turn}")
+        assert (told["done"], told["dropped"]) == (2, 0), told
+    flow.wait_batches(2)
+    flow.end()
+    assert nest.state(flow.batch - 1) == flow.seen.counts
+
+
+def test_single_keys_move_apart_from_their_group_and_back(nest: Nest) -> None:
+    flow = Flow(nest)
+    keys = [key for key in range(KEYS) if route_hash(key) % GROUPS in groups_of(nest, "host-0")][:10]
+    steps = [{"groups": [], "keys": [route_hash(key) for key in keys]}]
+    migrate(nest, "host-0", "host-1", "live", steps, "out")
+    assert ended(nest, "host-0", "out")["done"] == 1
+    moved = groups_of(nest, "host-0")
+    migrate(nest, "host-0", "host-1", "push", [{"groups": moved, "keys": []}], "rest")
+    assert ended(nest, "host-0", "rest")["done"] == 1
+    migrate(nest, "host-1", "host-0", "pause", [{"groups": moved[:3], "keys": steps[0]["keys"][:4]}], "back")
+    assert ended(nest, "host-1", "back")["done"] == 1
+    flow.wait_batches(2)
+    flow.end()
+    assert nest.state(flow.batch - 1) == flow.seen.counts
+
+
+def test_an_aborted_migration_stays_where_it_was(nest: Nest) -> None:
+    flow = Flow(nest)
+    migrate(nest, "host-0", "host-1", "standby", [{"groups": groups_of(nest, "host-0"), "keys": []}])
+    wait_until(lambda: report(nest, "host-0")["bytes"] > 0, what="copies")
+    before = owners(nest)
+    client = nest.client("host-0")
+    client.call("abort_migration", id="m1", reason="not today")
+    client.close()
+    told = ended(nest, "host-0")
+    assert (told["done"], told["dropped"], told["reason"]) == (0, 1, "not today")
+    flow.wait_batches(2)
+    flow.end()
+    assert owners(nest) == before
+    assert nest.state(flow.batch - 1) == flow.seen.counts
+    wait_until(lambda: sum(keys_on(nest).values()) == KEYS, what="no copies are left")
+
+
+def keys_on(nest: Nest) -> dict[str, int]:
+    found = {}
+    for host in nest.routing.hosts:
+        client = nest.client(host)
+        found[host] = client.call("status")["instances"][0]["keys"]
+        client.close()
+    return found

@@ -1,0 +1,219 @@
+"""One run: a small world drawn from a seed, its faults, and the end that it must come to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from godwit.errors import InvariantBroken
+from godwit.model.ownership import Ownership
+from godwit.model.routing import Routing
+from tests.sim.checks import Checks
+from tests.sim.controller import Controller
+from tests.sim.disk import Disk, Row
+from tests.sim.host import Host
+from tests.sim.query import Query
+from tests.sim.world import Breach, World
+
+HORIZON = 120  # about how long an undisturbed run takes
+AFTER_FAULTS_MAX = 6_000  # by then everything has come to an end
+EVENTS_MAX = 60_000
+KINDS = (
+    "host crash",
+    "host crash",
+    "host crash",
+    "both crash",
+    "connection loss",
+    "connection loss",
+    "partition",
+    "task crash",
+    "speculation",
+    "query crash",
+    "controller crash",
+)
+
+
+@dataclass(slots=True)
+class Result:
+    seed: int
+    faults: Counter[str]
+    outcomes: Counter[str]
+    events: int
+    breach: str = ""
+    invariant: str = ""
+    story: list[str] = field(default_factory=list)
+
+
+class Run:
+    def __init__(self, seed: int, protocol: str | None = None, holes: frozenset[str] = frozenset()) -> None:
+        self.seed = seed
+        self.world = world = World(seed, holes)
+        dice = world.dice
+        self.hosts = tuple(f"H{at}" for at in range(dice.randint(2, 4)))
+        groups = dice.choice((4, 8, 12))
+        keys = sorted(dice.sample(range(1, 10_000), dice.randint(4, 14)))
+        self.batches = [
+            [self._lane(keys) for _ in range(lanes)]
+            for lanes in [dice.randint(1, 3)]
+            for _ in range(dice.randint(2, 4))
+        ]
+        self.checks = Checks(world, keys, self.batches)
+        first = Routing.spread(self.hosts[: dice.randint(1, len(self.hosts))], groups)
+        for name in self.hosts:
+            disk = self.checks.disks[name] = Disk(Ownership.initial(name, first).to_dict())
+            Host(world, self.checks, name, disk, self.hosts)
+        self.controller = Controller(world, self.checks, first, self.hosts, protocol)
+        self.query = Query(world, self.checks, self.batches, self.controller.table)
+        self.controller.schedule(0 if dice.random() < 0.03 else dice.randint(1, 5), HORIZON)
+        self._until = 0  # when the last fault is over
+        self._at_effect: dict[int, str] = {}
+        self._effects = 0
+        world.on_effect = self._effect
+        world.repeat = dice.choice((0.0, 0.0, 0.2))
+        self._plan_faults(dice.choice((0, 1, 1, 2, 3, 4, 6)))
+
+    def _lane(self, keys: list[int]) -> list[int]:
+        """Some keys far more often than others."""
+        dice = self.world.dice
+        return [keys[int(len(keys) * dice.random() ** 2)] for _ in range(dice.randint(3, 12))]
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def _plan_faults(self, count: int) -> None:
+        """Half of them at some time, half right after some effect of a migration, where they hurt most."""
+        dice = self.world.dice
+        for _ in range(count):
+            kind = dice.choice(KINDS)
+            if dice.random() < 0.5:
+                self.world.at(dice.randint(1, HORIZON + 60), self._fault, kind)
+            else:
+                self._at_effect[dice.randint(1, 60)] = kind
+
+    def _effect(self) -> None:
+        self._effects += 1
+        kind = self._at_effect.pop(self._effects, None)
+        if kind is not None:
+            self.world.after(self.world.dice.choice((0, 0, 1, 2)), self._fault, kind)
+
+    def _fault(self, kind: str) -> None:
+        self.world.tell("fault", kind)
+        if getattr(self, "_" + kind.replace(" ", "_"))():
+            self.world.faults[kind] += 1
+            self._until = max(self._until, self.world.now + 100)
+
+    def _host_crash(self) -> bool:
+        up = [host for host in self.world.hosts.values() if host is not None]
+        if not up:
+            return False
+        involved = [host for host in up if host.movers or host.receivers]
+        host = self.world.dice.choice(involved if involved and self.world.dice.random() < 0.8 else up)
+        self._kill(host)
+        return True
+
+    def _both_crash(self) -> bool:
+        up = [host for host in self.world.hosts.values() if host is not None]
+        for host in self.world.dice.sample(up, min(len(up), 2)):
+            self._kill(host)
+        return bool(up)
+
+    def _kill(self, host: Host) -> None:
+        self.world.tell("fault", "crash of", host.name)
+        host.crash()
+        self.checks.owners()
+        self.checks.kept()
+        self.world.after(self.world.dice.randint(2, 60), self._restart, host.name)
+
+    def _restart(self, name: str) -> None:
+        self.world.tell(name, "restarts")
+        Host(self.world, self.checks, name, self.checks.disks[name], self.hosts)
+        self.checks.owners()
+
+    def _connection_loss(self) -> bool:
+        between = [pipe for pipe in self.world.pipes if pipe.nodes[0] in self.hosts]
+        pipes = between if between and self.world.dice.random() < 0.6 else list(self.world.pipes)
+        if pipes:
+            pipe = self.world.dice.choice(pipes)
+            self.world.tell("fault", "connection", *pipe.nodes)
+            pipe.snap()
+        return bool(pipes)
+
+    def _partition(self) -> bool:
+        a, b = self.world.dice.sample((*self.hosts, "query", "controller"), 2)
+        self.world.tell("fault", "partition", a, b)
+        self.world.part(a, b, self.world.dice.randint(5, 80))
+        return True
+
+    def _task_crash(self) -> bool:
+        return self.query.kill_task()
+
+    def _speculation(self) -> bool:
+        return self.query.speculate()
+
+    def _query_crash(self) -> bool:
+        if self.query.over:
+            return False
+        self.query.crash()
+        return True
+
+    def _controller_crash(self) -> bool:
+        self.controller.crash()
+        return True
+
+    # -- to the end --------------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        breach: Breach | None = None
+        try:
+            while not self._over():
+                if not self.world.step():
+                    raise Breach("I6", f"nothing happens any more: {self._left()}")
+                late = self.world.now > max(self._until, HORIZON * 2) + AFTER_FAULTS_MAX
+                if late or self.world.events > EVENTS_MAX:
+                    raise Breach("I6", f"it does not end: {self._left()}")
+            self.checks.at_the_end(self._expected())
+        except Breach as found:
+            breach = found
+        except InvariantBroken as found:
+            breach = Breach("I1", str(found))
+        return self._result(breach)
+
+    def _over(self) -> bool:
+        return self.query.over and not self.controller.requests and not self.query.tasks and not self._left()
+
+    def _left(self) -> list[str]:
+        found = self.checks.unresolved()
+        return found if self.query.over else [f"batch {self.query.batch} of {len(self.batches)}", *found]
+
+    def _expected(self) -> dict[int, list[Row]]:
+        """What a sequential run leaves."""
+        expected: dict[int, list[Row]] = {}
+        for batch, lanes in enumerate(self.batches):
+            for lane, keys in enumerate(lanes):
+                for number, key in enumerate(keys):
+                    expected.setdefault(key, []).append((batch, lane, number))
+        return expected
+
+    def _result(self, breach: Breach | None) -> Result:
+        outcomes: Counter[str] = Counter()
+        for migration in self.checks.protocols:
+            done, dropped, reason = self.checks.outcomes.get(migration, (0, 0, "the origin restarted"))
+            outcomes[_outcome(done, dropped, reason)] += 1
+        result = Result(self.seed, self.world.faults, outcomes, self.world.events)
+        if breach is not None:
+            result.breach, result.invariant = str(breach), breach.invariant
+            result.story = [_line(entry) for entry in self.world.story]
+        return result
+
+
+def _outcome(done: int, dropped: int, reason: str) -> str:
+    if reason == "refused":
+        return "refused"
+    if done:
+        return "in part" if dropped else "done"
+    return "stayed"
+
+
+def _line(entry: tuple[Any, ...]) -> str:
+    now, who, *what = entry
+    return f"{now:6} {who:10} {' '.join(str(word) for word in what)}"
