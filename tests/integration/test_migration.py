@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from godwit.migration import PROTOCOLS
+from godwit.model.units import Unit
+from godwit.runtime.tables import write_routing
 from tests.integration.nest import OPERATOR, Nest, route_hash, rows
 from tests.spark.flocks import wait_until
 
@@ -221,3 +223,41 @@ def keys_on(nest: Nest) -> dict[str, int]:
         found[host] = client.call("status")["instances"][0]["keys"]
         client.close()
     return found
+
+
+def join(nest: Nest, host: str) -> None:
+    """What a flock does when it gets another host."""
+    nest.start(host)
+    donor, new = nest.client(nest.routing.hosts[0]), nest.client(host)
+    new.call("adopt", marks=donor.call("marks")["marks"])
+    nest.routing = nest.routing.joined([host])
+    write_routing(str(nest.checkpoint), OPERATOR, nest.routing)
+    for client in (donor, new):
+        client.call("roster", hosts=list(nest.routing.hosts))
+        client.close()
+
+
+def test_a_host_that_joins_takes_over_and_one_that_is_emptied_leaves(nest: Nest) -> None:
+    flow = Flow(nest)
+    join(nest, "host-2")
+    for origin in ("host-0", "host-1"):
+        migrate(nest, origin, "host-2", "live", [{"groups": groups_of(nest, origin)[::3], "keys": []}], f"out-{origin}")
+        assert ended(nest, origin, f"out-{origin}")["dropped"] == 0
+    flow.wait_batches(2)
+    migrate(nest, "host-0", "host-1", "push", [{"groups": [g], "keys": []} for g in groups_of(nest, "host-0")], "empty")
+    assert ended(nest, "host-0", "empty")["dropped"] == 0
+    left = nest.routing.moved({Unit("group", g): 9 for g in groups_of(nest, "host-1")}, "host-1")
+    left = left.moved({Unit("group", g): 9 for g in groups_of(nest, "host-2")}, "host-2")
+    nest.routing = left.parted(["host-0"])
+    write_routing(str(nest.checkpoint), OPERATOR, nest.routing)
+    for host in nest.routing.hosts:
+        client = nest.client(host)
+        client.call("roster", hosts=list(nest.routing.hosts))
+        client.close()
+    client = nest.client("host-0")
+    client.call("stop")
+    client.close()
+    nest.process("host-0").wait(30)
+    flow.wait_batches(3)
+    flow.end()
+    assert nest.state(flow.batch - 1) == flow.seen.counts

@@ -186,7 +186,7 @@ class Mover:
         if not self.alive:
             return
         for effect in self.machine.on(event):
-            self.world.on_effect()
+            self.world.on_effect(type(effect).__name__, self.host)
             if not self.alive:
                 return
             self.world.tell(self.host.name, "does", self.migration, effect)
@@ -276,7 +276,7 @@ class Mover:
             self._send("state", number, key, self.host.state.get(key, ()))
             self._forward[key] = forward
         if keys:
-            self.world.after(self.world.delay(), self._copy, number, forward, pipe)
+            self.world.after(self.world.delay() * 2, self._copy, number, forward, pipe)
             return
         del self._copying[number]
         self._send("copied", number)

@@ -175,7 +175,7 @@ class Task:
 
     def _send_window(self) -> None:
         window = Window()
-        size = min(len(self._rows), self.world.dice.randint(1, 4))
+        size = min(len(self._rows), self.world.dice.randint(1, 3))
         self._split(window, [(*self._rows.popleft(), "") for _ in range(size)], again=False)
         self._windows.append(window)
 

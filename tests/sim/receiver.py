@@ -181,7 +181,7 @@ class Receiver:
     def _arrived(
         self, number: int, units: Units, ledger: dict[Row, Any], apart: dict[int, Any], batch: int, released: bool
     ) -> None:
-        if self.host.own.served(self._epochs[number]) and "served is taken in again" not in self.world.holes:
+        if self.host.own.served(self._epochs.get(number, {})) and "served is taken in again" not in self.world.holes:
             return
         fits = released or self.host.batch <= batch
         if fits and self.machine.steps[number].phase in OPEN:
@@ -209,7 +209,7 @@ class Receiver:
         if not self.alive:
             return
         for effect in self.machine.on(event):
-            self.world.on_effect()
+            self.world.on_effect(type(effect).__name__, self.host)
             if not self.alive:
                 return
             self.world.tell(self.host.name, "does", self.migration, effect)

@@ -16,7 +16,7 @@ from tests.sim.host import Host
 from tests.sim.query import Query
 from tests.sim.world import Breach, World
 
-HORIZON = 120  # about how long an undisturbed run takes
+HORIZON = 150  # about how long an undisturbed run takes
 AFTER_FAULTS_MAX = 6_000  # by then everything has come to an end
 EVENTS_MAX = 60_000
 KINDS = (
@@ -31,6 +31,10 @@ KINDS = (
     "speculation",
     "query crash",
     "controller crash",
+)
+EFFECTS = tuple(
+    "Offer Lend Copy Cut Ship Release TellReleased Resume Forget Expect Persist AnswerPrepared AnswerDeclined Serve"
+    " Discard AskOutcome".split()
 )
 
 
@@ -67,38 +71,44 @@ class Run:
         self.query = Query(world, self.checks, self.batches, self.controller.table)
         self.controller.schedule(0 if dice.random() < 0.03 else dice.randint(1, 5), HORIZON)
         self._until = 0  # when the last fault is over
-        self._at_effect: dict[int, str] = {}
-        self._effects = 0
+        self._at_effect: dict[tuple[str, int], str] = {}
+        self._effects: Counter[str] = Counter()
         world.on_effect = self._effect
         world.repeat = dice.choice((0.0, 0.0, 0.2))
-        self._plan_faults(dice.choice((0, 1, 1, 2, 3, 4, 6)))
+        self._plan_faults(dice.choice((0, 1, 2, 3, 4, 6, 9)))
 
     def _lane(self, keys: list[int]) -> list[int]:
         """Some keys far more often than others."""
         dice = self.world.dice
-        return [keys[int(len(keys) * dice.random() ** 2)] for _ in range(dice.randint(3, 12))]
+        return [keys[int(len(keys) * dice.random() ** 2)] for _ in range(dice.randint(4, 24))]
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def _plan_faults(self, count: int) -> None:
-        """Half of them at some time, half right after some effect of a migration, where they hurt most."""
+        """Some at any time, most soon after some effect of a migration, where they hurt most."""
         dice = self.world.dice
         for _ in range(count):
             kind = dice.choice(KINDS)
-            if dice.random() < 0.5:
+            if dice.random() < 0.4:
                 self.world.at(dice.randint(1, HORIZON + 60), self._fault, kind)
             else:
-                self._at_effect[dice.randint(1, 60)] = kind
+                self._at_effect[dice.choice(EFFECTS), dice.randint(1, 4)] = kind
 
-    def _effect(self) -> None:
-        self._effects += 1
-        kind = self._at_effect.pop(self._effects, None)
+    def _effect(self, name: str, host: Host) -> None:
+        self._effects[name] += 1
+        kind = self._at_effect.pop((name, self._effects[name]), None)
         if kind is not None:
-            self.world.after(self.world.dice.choice((0, 0, 1, 2)), self._fault, kind)
+            victim = host if self.world.dice.random() < 0.6 else None
+            self.world.after(self.world.dice.choice((0, 0, 1, 2, 4, 8)), self._fault, kind, victim)
 
-    def _fault(self, kind: str) -> None:
+    def _fault(self, kind: str, victim: Host | None = None) -> None:
         self.world.tell("fault", kind)
-        if getattr(self, "_" + kind.replace(" ", "_"))():
+        if kind == "host crash" and victim is not None and victim.alive:
+            self._kill(victim)
+            happened = True
+        else:
+            happened = getattr(self, "_" + kind.replace(" ", "_"))()
+        if happened:
             self.world.faults[kind] += 1
             self._until = max(self._until, self.world.now + 100)
 
@@ -107,8 +117,7 @@ class Run:
         if not up:
             return False
         involved = [host for host in up if host.movers or host.receivers]
-        host = self.world.dice.choice(involved if involved and self.world.dice.random() < 0.8 else up)
-        self._kill(host)
+        self._kill(self.world.dice.choice(involved if involved and self.world.dice.random() < 0.8 else up))
         return True
 
     def _both_crash(self) -> bool:

@@ -47,7 +47,7 @@ class World:
         self.migration_messages = 0
         self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_MAX)
         self.repeat = 0.0  # how often a message that may come twice does
-        self.on_effect: Callable[[], None] = lambda: None  # called with every effect of a migration: faults may wait for it
+        self.on_effect: Callable[[str, Any], None] = lambda name, host: None  # called with every effect of a migration
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 

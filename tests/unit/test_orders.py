@@ -174,7 +174,7 @@ def answer(keys: int, moved: list[int], phase: str, wait_ms: float) -> dict[str,
         "bytes": keys * 100,
         "moved": [["group", group, 2] for group in moved],
         "phases": [["copying", 0.0], [phase, 4.0]],
-        "stall": {"waits": [[wait_ms, 2]]},
+        "waits": [[wait_ms, 2]],
     }
 
 

@@ -40,8 +40,7 @@ class Course:
         self.keys_total = max(self.keys_total, int(answer.get("keys_total") or 0))
         self.moved |= {Unit(kind, id_): epoch for kind, id_, epoch in answer.get("moved", ())}
         self.phases = [list(phase) for phase in answer.get("phases", ())] or self.phases
-        stalls = [answer.get("stall"), answer.get("target_stall")]  # waited here, and waited there
-        self.waits = [*self.waits_before, *(wait for stall in stalls if stall for wait in stall.get("waits", ()))]
+        self.waits = [*self.waits_before, *answer.get("waits", ()), *answer.get("target_waits", ())]
         if self.phases:
             self.phase = str(self.phases[-1][0])
 

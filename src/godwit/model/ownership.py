@@ -9,7 +9,9 @@ An epoch counts the owners a unit has had. A hint with a greater epoch is newer,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -41,6 +43,63 @@ class Share:
     peer: str  # who owns it, or the other side of the hand-over
 
 
+class Groups:
+    """The shares of all groups, in columns: written down and looked through as a whole far more often than one by one."""
+
+    __slots__ = ("at", "epochs", "peers", "stands")
+
+    def __init__(self, stands: bytearray, epochs: array[int], at: array[int], peers: list[str]) -> None:
+        self.stands = stands
+        self.epochs = epochs
+        self.at = at  # the peer's place in `peers`
+        self.peers = peers
+
+    @classmethod
+    def of(cls, shares: Sequence[Share]) -> Groups:
+        groups = cls(bytearray(len(shares)), array("I", bytes(4 * len(shares))), array("H", bytes(2 * len(shares))), [])
+        for at, share in enumerate(shares):
+            groups[at] = share
+        return groups
+
+    def __len__(self) -> int:
+        return len(self.stands)
+
+    def __getitem__(self, group: int) -> Share:
+        return Share(Stand(self.stands[group]), self.epochs[group], self.peers[self.at[group]])
+
+    def __setitem__(self, group: int, share: Share) -> None:
+        if share.peer not in self.peers:
+            self.peers.append(share.peer)
+        self.stands[group], self.epochs[group] = share.stand, share.epoch
+        self.at[group] = self.peers.index(share.peer)
+
+    def __iter__(self) -> Iterator[Share]:
+        return map(self.__getitem__, range(len(self.stands)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Groups) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "stands": self.stands.translate(_DIGITS).decode(),
+            "epochs": base64.b64encode(self.epochs.tobytes()).decode(),
+            "at": base64.b64encode(self.at.tobytes()).decode(),
+            "peers": list(self.peers),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Groups:
+        epochs, at = array("I"), array("H")
+        epochs.frombytes(base64.b64decode(data["epochs"]))
+        at.frombytes(base64.b64decode(data["at"]))
+        return cls(bytearray(map(int, data["stands"])), epochs, at, list(data["peers"]))
+
+
+_DIGITS = bytes.maketrans(bytes(range(len(Stand))), "".join(str(int(stand)) for stand in Stand).encode())
+
+
 @dataclass(slots=True)
 class Outgoing:
     """A step that was released and that the target has not confirmed yet."""
@@ -65,7 +124,7 @@ class Ownership:
     """`version` changes with every change, for whoever keeps a faster copy of this."""
 
     host: str
-    groups: list[Share]
+    groups: Groups
     keys: dict[int, Share] = field(default_factory=dict)
     outgoing: dict[str, Outgoing] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
@@ -75,7 +134,8 @@ class Ownership:
     def initial(cls, host: str, routing: Routing) -> Ownership:
         """As the first table says. A host that came later owns nothing of it."""
         owners = [routing.hosts[position] for position in routing.owners]
-        return cls(host, [Share(Stand.MINE if owner == host else Stand.AWAY, 1, owner) for owner in owners])
+        shares = [Share(Stand.MINE if owner == host else Stand.AWAY, 1, owner) for owner in owners]
+        return cls(host, Groups.of(shares))
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +147,7 @@ class Ownership:
         return self.groups[unit.id] if unit.kind == "group" else self.of(unit.id)
 
     def mine(self) -> Units:
-        groups = frozenset(at for at, share in enumerate(self.groups) if share.stand is Stand.MINE)
+        groups = frozenset(at for at, stand in enumerate(self.groups.stands) if stand == Stand.MINE)
         keys = frozenset(key for key, share in self.keys.items() if share.stand is Stand.MINE)
         return Units(groups, keys)
 
@@ -97,11 +157,13 @@ class Ownership:
 
     def busy(self) -> bool:
         """Whether some unit is between two owners: then a new batch waits, so that both ends stay in the same one."""
-        return any(share.stand in (Stand.CUT, Stand.PREPARED) for share in (*self.groups, *self.keys.values()))
+        stands = self.groups.stands
+        between = (Stand.CUT, Stand.PREPARED)
+        return any(stand in stands for stand in between) or any(s.stand in between for s in self.keys.values())
 
     def whole(self) -> bool:
         """Whether everything is MINE, as on a single host."""
-        return not self.keys and all(share.stand is Stand.MINE for share in self.groups)
+        return not self.keys and self.groups.stands.count(Stand.MINE) == len(self.groups)
 
     def apart(self, units: Units) -> dict[int, tuple[str, int]]:
         """Keys of these groups that are owned apart from them, for whoever gets the groups."""
@@ -205,8 +267,8 @@ class Ownership:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "groups": _packed([self._settled(share) for share in self.groups]),
-            "keys": [list(self.keys), _packed([self._settled(share) for share in self.keys.values()])],
+            "groups": self._settled_groups().to_dict(),
+            "keys": [list(self.keys), Groups.of([self._settled(share) for share in self.keys.values()]).to_dict()],
             "outgoing": {
                 s: [o.units.to_dict(), o.target, [[*unit, e] for unit, e in o.epochs.items()]]
                 for s, o in self.outgoing.items()
@@ -216,6 +278,16 @@ class Ownership:
                 for s, i in self.incoming.items()
             },
         }
+
+    def _settled_groups(self) -> Groups:
+        groups = self.groups
+        memory = [at for stand in (Stand.LENT, Stand.CUT, Stand.EXPECTED) for at in _places(groups.stands, stand)]
+        if not memory:
+            return groups
+        settled = Groups(bytearray(groups.stands), groups.epochs[:], groups.at[:], list(groups.peers))
+        for at in memory:
+            settled[at] = self._settled(groups[at])
+        return settled
 
     def _settled(self, share: Share) -> Share:
         """What a restart finds: the origin's side goes back to it, the target's waits for the origin's word."""
@@ -229,9 +301,9 @@ class Ownership:
 
     @classmethod
     def from_dict(cls, host: str, data: Mapping[str, Any]) -> Ownership:
-        ownership = cls(host, _unpacked(data["groups"]))
+        ownership = cls(host, Groups.from_dict(data["groups"]))
         keys, shares = data["keys"]
-        ownership.keys = dict(zip(keys, _unpacked(shares), strict=True))
+        ownership.keys = dict(zip(keys, Groups.from_dict(shares), strict=True))
         for step, (units, target, epochs) in data["outgoing"].items():
             ownership.outgoing[step] = Outgoing(Units.from_dict(units), target, _epochs(epochs))
         for step, (units, origin, epochs, apart) in data["incoming"].items():
@@ -249,18 +321,8 @@ def _epochs(lines: Sequence[Sequence[Any]]) -> dict[Unit, int]:
     return {Unit(kind, id_): epoch for kind, id_, epoch in lines}
 
 
-def _packed(shares: Sequence[Share]) -> dict[str, Any]:
-    """Columns, because there is a line for every group in every record."""
-    peers = list(dict.fromkeys(share.peer for share in shares))
-    place = {peer: at for at, peer in enumerate(peers)}
-    return {
-        "stands": "".join(str(int(share.stand)) for share in shares),
-        "epochs": [share.epoch for share in shares],
-        "peers": peers,
-        "at": [place[share.peer] for share in shares],
-    }
-
-
-def _unpacked(data: Mapping[str, Any]) -> list[Share]:
-    columns = zip(data["stands"], data["epochs"], data["at"], strict=True)
-    return [Share(Stand(int(stand)), epoch, data["peers"][at]) for stand, epoch, at in columns]
+def _places(stands: bytearray, stand: Stand) -> Iterator[int]:
+    at = stands.find(stand)
+    while at >= 0:
+        yield at
+        at = stands.find(stand, at + 1)

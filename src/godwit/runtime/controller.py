@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from godwit.errors import GodwitError, from_json
+from godwit.model.routing import Routing
 from godwit.runtime.spec import Operator
 from godwit.transport.flight import Service
 
@@ -38,7 +39,7 @@ class Controller:
         admit: Callable[[dict[str, Any]], None],
         active_scopes: Callable[[], list[str]],
     ) -> None:
-        self._operators: dict[str, Operator] = {}
+        self._operators: dict[str, tuple[Operator, Routing | None]] = {}
         self._hosts: dict[str, Registered] = {}
         self._failures: dict[str, GodwitError] = {}
         self._changed = threading.Condition()
@@ -56,9 +57,10 @@ class Controller:
 
     # -- what the driver does ----------------------------------------------------------------------------------------
 
-    def add(self, operator: Operator) -> None:
+    def add(self, operator: Operator, routing: Routing | None = None) -> None:
+        """Hosts start from that table what they have no record of."""
         with self._changed:
-            self._operators[operator.spec.name] = operator
+            self._operators[operator.spec.name] = (operator, routing)
 
     def remove(self, name: str) -> None:
         with self._changed:
@@ -123,15 +125,20 @@ class Controller:
 
     def _action_definitions(self, _: dict[str, Any]) -> dict[str, Any]:
         with self._changed:
-            return {"operators": [operator_json(operator) for operator in self._operators.values()]}
+            return {"operators": [operator_json(*defined) for defined in self._operators.values()]}
 
     def _action_admit(self, request: dict[str, Any]) -> dict[str, Any]:
         self._admit(request)
         return {}
 
 
-def operator_json(operator: Operator) -> dict[str, Any]:
-    """An operator as hosts take it."""
+def operator_json(operator: Operator, routing: Routing | None = None) -> dict[str, Any]:
+    """An operator as hosts take it, with the table from which one starts that has never heard of it."""
     initial = {host: base64.b64encode(rows).decode() for host, rows in operator.initial.items()}
     adapter = base64.b64encode(operator.adapter).decode()
-    return {"spec": operator.spec.to_dict(), "adapter": adapter, "initial": initial}
+    return {
+        "spec": operator.spec.to_dict(),
+        "adapter": adapter,
+        "initial": initial,
+        "routing": None if routing is None else routing.to_dict(),
+    }

@@ -49,7 +49,8 @@ class Gate:
         self._refusals.dealt_with(seen)
         passed = Passed()
         instance = self._seat.instance
-        if instance.ownership is None or (instance.shares is not None and instance.shares.whole and not self._refusals):
+        shares = instance.shares
+        if instance.ownership is None or shares is None or (shares.whole and not self._refusals):
             passed.works.append(apply(chunk))
             return passed
         refused: list[Chunk] = []

@@ -122,7 +122,7 @@ class Instance:
         self.counters = Counters()
         self.adapter: Adapter | None = None
         self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame
-        self.shares: Shares | None = None
+        self._shares: Shares | None = None
         self.staged = Units()  # of which copies may lie here that are not owned yet, or any more
         self.followers: list[Follower] = []
         self.fired_elsewhere: list[Callable[[Index], Mask]] = []
@@ -205,24 +205,28 @@ class Instance:
 
     def own(self, ownership: Ownership) -> None:
         self.ownership = ownership
-        self.shares = Shares(ownership)
+        self._shares = None
+
+    @property
+    def shares(self) -> Shares | None:
+        """The ownership for whole chunks, as it is now."""
+        if self.ownership is None:
+            return None
+        if self._shares is None or self._shares.version != self.ownership.version:
+            self._shares = Shares(self.ownership)
+        return self._shares
 
     def stands(self, hashes: Index) -> Any:
         """How this instance stands to the key of every row; see `model.ownership`."""
-        assert self.ownership is not None
-        assert self.shares is not None
-        if self.shares.version != self.ownership.version:
-            self.shares = Shares(self.ownership)
-        return self.shares.stands(hashes)
+        shares = self.shares
+        assert shares is not None, "only an instance with an ownership is asked"
+        return shares.stands(hashes)
 
     @property
     def between_owners(self) -> bool:
         """Whether some unit is: then a new batch waits, so that both ends of a hand-over stay in the same one."""
-        if self.ownership is None or self.shares is None:
-            return False
-        if self.shares.version != self.ownership.version:
-            self.shares = Shares(self.ownership)
-        return self.shares.between
+        shares = self.shares
+        return shares is not None and shares.between
 
     def keep_up(self, progress: Progress, now_ms: int) -> bool:
         """Another instance of the operator is in this batch, so those before it are committed. False if that is nothing new."""
@@ -354,7 +358,7 @@ class Instance:
 
     def _owned(self, timers: list[tuple[int, Key]]) -> list[tuple[int, Key]]:
         """Without those of keys that others own, or that came from an owner who has fired them in this batch already."""
-        if self.shares is None or self.shares.whole or not timers:
+        if not timers or (shares := self.shares) is None or shares.whole:
             return timers
         hashes: Index = np.array([self.key_codec.route_hash(key) for _, key in timers], np.int64)
         mine = np.isin(self.stands(hashes), (MINE, int(Stand.LENT)))

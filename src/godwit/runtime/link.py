@@ -68,14 +68,14 @@ class Link:
     def connect(self) -> None:
         """Open a stream to the host's newest generation and say again what it has not answered."""
         while True:
+            lease = self._lease if self._begun else self._wait_lease()
+            if lease is None:
+                self._retire()
+                return
             try:
                 if not self._begun:
-                    lease = self._wait_lease()
-                    if lease is None:
-                        self._retire()
-                        return
                     self._begin(lease)
-                self._open()
+                self._open(lease)
                 return
             except LOST as error:
                 self._lost(error)
@@ -104,12 +104,11 @@ class Link:
         self._draining.start()
         self._stream, self._seen, self._begun = self._stream + 1, 0, True
 
-    def _open(self) -> None:
-        assert self._lease is not None
+    def _open(self, lease: Lease) -> None:
         self._begun = False
         if self._task.request.batch >= 0:
             header, self.timers = self._read("opened")
-            self._answered[self._lease.generation] = header["lsn"]
+            self._answered[lease.generation] = header["lsn"]
         self._hold_back()
         for message in self._unanswered:
             self._write(message)

@@ -23,7 +23,7 @@ class Shares:
         self.version = ownership.version
         self.whole = ownership.whole()
         self.between = ownership.busy()
-        self._groups: Stands = np.array([share.stand for share in ownership.groups], np.int8)
+        self._groups: Stands = np.frombuffer(bytes(ownership.groups.stands), np.int8)
         self._keys: Index = np.array(sorted(ownership.keys), np.int64)
         self._key_stands: Stands = np.array([ownership.keys[key].stand for key in self._keys.tolist()], np.int8)
 

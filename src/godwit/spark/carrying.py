@@ -117,11 +117,21 @@ class Carrier:
             migration.heard(course, answer)
             self._owners.moved(course.move.operator, course.moved, course.move.target)
             if answer["state"] == "ended":
+                migration.heard(course, answer | {"target_waits": self._waits(course.move, answer["began_ms"])})
                 return answer
             if kept and _stands(answer):
                 course.stood = True
                 migration.stands()
             self._hosts.closing.wait(ASK_GAP_S)
+
+    def _waits(self, move: Move, since_ms: float) -> list[list[float]]:
+        """How long rows have waited at the target since then. A target that is away takes what it knew with it."""
+        try:
+            answer = self._hosts.ask_now(move.target, "waits", operator=move.operator, since_ms=since_ms)
+        except HostUnavailable:
+            return []
+        waits: list[list[float]] = answer["waits"]
+        return waits
 
     def _settle(self, course: Course, left: Units) -> dict[Unit, int]:
         """What has moved, by the word of both hosts, once they agree."""
@@ -187,8 +197,9 @@ class Carrier:
 
 def _stands(answer: dict[str, Any]) -> bool:
     """Whether all of a kept move's copies follow."""
+    names: list[str] = [name for name, _ in answer["phases"]]
     steps: int = answer["steps"]
-    return sum(name == "copied" for name, _ in answer["phases"]) >= steps
+    return names.count("copied") >= steps
 
 
 def at_once(jobs: Sequence[Callable[[], None]]) -> None:

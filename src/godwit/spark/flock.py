@@ -105,12 +105,13 @@ class Flock:
     ) -> None:
         check_arguments(hosts, durability, groups, onGap, token)
         check_session(spark)
+        check_slots(spark, hosts)
         self._spark = spark
         self._settings = Settings(
             token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, wait_s
         )
         self._home = Home.open(checkpoint, hosts, groups)
-        check_slots(spark, max(hosts, len(self._home.roster())))
+        check_slots(spark, len(self._home.roster()))
         self._incarnation = secrets.token_hex(4)
         self._operators: dict[str, Operator] = {}
         self._closing = threading.Lock()
@@ -154,6 +155,7 @@ class Flock:
             settings.memory_max_bytes,
             settings.segment_bytes_max,
             self._incarnation,
+            self._home.routing,
         )
         return HostJob(self._spark.sparkContext, self._home.flock, config, self._controller)
 
@@ -267,7 +269,9 @@ class Flock:
         with self._members.changing:
             ephemeral = operator.spec.ephemeral
             routing = self._fixed_routing() if ephemeral else self._owners.define(definition.name)
-            self._announce(operator)
+            self._announce(operator, routing)
+            if not ephemeral:
+                self._owners.check_owned(definition.name)
         route = self._route(operator, numbering(definition), routing)
         if start is not None and not operator.spec.ephemeral and not self._home.initialised(definition.name):
             self._initialise(operator, start, route)
@@ -286,13 +290,13 @@ class Flock:
         if kept is not None:
             operator.spec.check_fits(kept[0])
 
-    def _announce(self, operator: Operator) -> None:
+    def _announce(self, operator: Operator, routing: Routing) -> None:
         """To the controller first, so that a host that starts in between has it too."""
-        self._controller.add(operator)
+        self._controller.add(operator, routing)
         try:
             for host in self._controller.hosts():
                 with suppress(HostUnavailable):  # whoever follows it takes its definitions from the controller
-                    self._hosts.ask_now(host, "define", operator=operator_json(operator))
+                    self._hosts.ask_now(host, "define", operator=operator_json(operator, routing))
         except GodwitError:
             self._controller.remove(operator.spec.name)
             raise

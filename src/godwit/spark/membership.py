@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from godwit.errors import GodwitError, InvariantBroken
+from godwit.runtime.codeless import codeless
+from godwit.runtime.controller import operator_json
 from godwit.spark.history import History
 from godwit.spark.home import Home
 from godwit.spark.hosting import Hosts
@@ -104,11 +106,20 @@ class Membership:
                 if operator not in newest or mark["batch"] > newest[operator]["batch"]:
                     newest[operator] = mark
         for name, told in marks.items():
+            self._introduce(name, [operator for operator in newest if operator not in told])
             lacking = {
                 op: mark for op, mark in newest.items() if op not in told or told[op]["batch"] < 0 <= mark["batch"]
             }
             if lacking:
                 self._hosts.ask(name, "adopt", marks=lacking)
+
+    def _introduce(self, name: str, operators: Sequence[str]) -> None:
+        """Let a new host hold state of operators that nobody has defined since the flock was opened."""
+        for operator in operators:
+            kept = self._home.operator(operator)
+            if kept is not None:
+                described = operator_json(codeless(kept[0]), self._owners.table(operator))
+                self._hosts.ask(name, "define", operator=described)
 
     def _tell_roster(self) -> None:
         """A host that is away reads it from the tables when it starts again."""

@@ -76,6 +76,16 @@ class Owners:
                 self._history.add("defined", operator=operator, hosts=list(self._home.roster()))
             return self._tables[operator]
 
+    def check_owned(self, operator: str) -> None:
+        """Where a host has left that the flock began with, hosts must have taken the operator's own first table."""
+        hosts = self._home.roster()
+        if set(self._home.routing.hosts) <= set(hosts):
+            return
+        said = [own for host in hosts if (own := self.ask(host, operator)) is not None]
+        owned = {group for own in said for group in own.mine().groups}
+        if said and not owned:
+            raise DefinitionError("no host owns any key of it", operator=operator)
+
     def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
         with self._lock:
             table = self._tables[operator]
