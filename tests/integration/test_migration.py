@@ -1,20 +1,23 @@
-"""Keys move between real host processes while rows flow through real routers: same outputs, same state, whatever the protocol."""
+"""Keys move between real hosts while rows flow through real routers: same outputs and state, whatever the protocol."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+import godwit
 from godwit.migration import PROTOCOLS
 from godwit.model.units import Unit
 from godwit.runtime.tables import write_routing
 from tests.integration.nest import OPERATOR, Nest, route_hash, rows
-from tests.spark.flocks import wait_until
+from tests.spark.flocks import Count, wait_until
 
 KEYS = 500
 GROUPS = 64
@@ -28,9 +31,17 @@ def nest(tmp_path: Path) -> Iterator[Nest]:
     nest.close()
 
 
-def migrate(nest: Nest, origin: str, target: str, protocol: str, steps: list[dict[str, Any]], id_: str = "m1") -> None:
+def migrate(
+    nest: Nest,
+    origin: str,
+    target: str,
+    protocol: str,
+    steps: list[dict[str, Any]],
+    id_: str = "m1",
+    **options: Any,
+) -> None:
     client = nest.client(origin)
-    client.call("migrate", id=id_, operator=OPERATOR, target=target, protocol=protocol, steps=steps, options={})
+    client.call("migrate", id=id_, operator=OPERATOR, target=target, protocol=protocol, steps=steps, options=options)
     client.close()
 
 
@@ -69,7 +80,9 @@ class Checked:
     def take(self, outputs: Iterator[dict[str, Any]]) -> None:
         for row in outputs:
             key = row["key"]
-            assert row["count"] == self.counts.get(key, 0) + 1, f"key {key}: {row['count']} after {self.counts.get(key, 0)}"
+            assert row["count"] == self.counts.get(key, 0) + 1, (
+                f"key {key}: {row['count']} after {self.counts.get(key, 0)}"
+            )
             self.counts[key] = row["count"]
 
 
@@ -261,3 +274,42 @@ def test_a_host_that_joins_takes_over_and_one_that_is_emptied_leaves(nest: Nest)
     flow.wait_batches(3)
     flow.end()
     assert nest.state(flow.batch - 1) == flow.seen.counts
+
+
+def test_state_comes_from_the_changelog_of_its_origin(nest: Nest) -> None:
+    flow = Flow(nest)
+    migrate(nest, "host-0", "host-1", "pause", [{"groups": groups_of(nest, "host-0"), "keys": []}], source="backup")
+    assert ended(nest, "host-0")["done"] == 1
+    flow.wait_batches(2)
+    flow.end()
+    assert nest.state(flow.batch - 1) == flow.seen.counts
+
+
+class Drifting(Count):
+    """Puts out who did it: never the same on another host."""
+
+    def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> godwit.Outputs:
+        count = state["n"][rows.codes] + rows.rank + 1
+        state["n"] += rows.counts
+        return self.emit(rows, count=count, n=np.full(len(rows), os.getpid()))
+
+
+@pytest.mark.parametrize("processor", [Count, Drifting])
+def test_a_check_tells_processors_that_are_not_deterministic(tmp_path: Path, processor: type[Count]) -> None:
+    nest = Nest(tmp_path / "godwit", hosts=2, processor=processor()).start_all()
+    try:
+        flow = Flow(nest)
+        moving = groups_of(nest, "host-0")
+        migrate(nest, "host-0", "host-1", "live", [{"groups": [group], "keys": []} for group in moving], check=True)
+        told = ended(nest, "host-0")
+        flow.wait_batches(2)
+        flow.end()
+        assert nest.state(flow.batch - 1) == flow.seen.counts
+        if processor is Count:
+            assert told["dropped"] == 0
+        else:
+            assert told["dropped"] > 0
+            assert "GODWIT-NOT-DETERMINISTIC" in told["reason"]
+            assert f"operator={OPERATOR}" in told["reason"]
+    finally:
+        nest.close()

@@ -75,6 +75,7 @@ class Mover:
         self._tries = 0
         self._forward: dict[int, str] = {}  # key sent on this pipe -> what follows it: "rows" or "changes"
         self._copying: dict[int, list[int]] = {}  # step -> keys to be sent yet
+        self._early: dict[int, list[Row]] = {}  # for a hole only: rows from before a key's state was sent
         self._dirty: dict[int, int] = {}  # key whose change is not sent yet -> step
         self.pipe = self._connect()
 
@@ -158,15 +159,14 @@ class Mover:
 
     def applied(self, key: int, row: Row) -> None:
         """A row was applied here: who has the key's state already needs it too, after that state."""
-        forward = self._forward.get(key)
-        if forward is None:
-            if "copy and replay" in self.world.holes and any(key in keys for keys in self._copying.values()):
+        match self._forward.get(key):
+            case "rows":
                 self._send("row", self._step_of(key), key, row)
-        elif forward == "rows":
-            self._send("row", self._step_of(key), key, row)
-        else:
-            self._dirty[key] = self._step_of(key)
-            self.world.after(self.world.delay(), self._send_dirty)
+            case "changes":
+                self._dirty[key] = self._step_of(key)
+                self.world.after(self.world.delay(), self._send_dirty)
+            case None if "copy and replay" in self.world.holes:
+                self._early.setdefault(key, []).append(row)
 
     def _step_of(self, key: int) -> int:
         group = key % len(self.host.own.groups)
@@ -203,6 +203,7 @@ class Mover:
             case Copy(number, units, forward):
                 self._announce(number)
                 self._copying[number] = self.host.keys_of(units)
+                self._early.clear()
                 self.world.after(self.world.delay(), self._copy, number, forward, self.pipe)
             case Cut(_, units):
                 own.cut(units, self.target)
@@ -275,6 +276,8 @@ class Mover:
             key = keys.pop(0)
             self._send("state", number, key, self.host.state.get(key, ()))
             self._forward[key] = forward
+            for row in self._early.pop(key, ()):
+                self._send("row", number, key, row)
         if keys:
             self.world.after(self.world.delay() * 2, self._copy, number, forward, pipe)
             return

@@ -51,6 +51,7 @@ class Link:
         self._lease: Lease | None = None
         self._client: Client | None = None
         self._begun = False  # a stream is there, and the host has not said yet that it is open
+        self._ending = False  # the host has said an error, or nothing more
         self._writer: Any = None
         self._deadline: float | None = None
         self._breaks = 0
@@ -102,7 +103,7 @@ class Link:
             target=_drain, args=(self._reader, self._inbox), name=f"godwit-link-{self.host}", daemon=True
         )
         self._draining.start()
-        self._stream, self._seen, self._begun = self._stream + 1, 0, True
+        self._stream, self._seen, self._begun, self._ending = self._stream + 1, 0, True, False
 
     def _open(self, lease: Lease) -> None:
         self._begun = False
@@ -249,11 +250,15 @@ class Link:
 
     def _read(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
         message = self._inbox.get()
-        if isinstance(message, flight.FlightUnauthenticatedError):
-            raise wrong_token(self._lease.address if self._lease else self.host) from message
-        if isinstance(message, BaseException):
-            raise message
-        return wire.unpack(message.app_metadata, kind), message.data
+        try:
+            if isinstance(message, flight.FlightUnauthenticatedError):
+                raise wrong_token(self._lease.address if self._lease else self.host) from message
+            if isinstance(message, BaseException):
+                raise message
+            return wire.unpack(message.app_metadata, kind), message.data
+        except BaseException:
+            self._ending = True
+            raise
 
     def finish(self, rows: int | None, event_max_ms: int | None, hosts: list[str]) -> Finish:
         answered = list(self._answered.items())
@@ -264,6 +269,8 @@ class Link:
 
     def close(self) -> None:
         if self._client is not None and self._writer is not None:
+            if self._ending:  # Arrow ends a stream that the host has ended; to do that twice at once kills the process
+                self._draining.join(AGAIN_S)
             try:
                 self._writer.done_writing()
                 self._writer.close()

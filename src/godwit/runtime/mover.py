@@ -504,7 +504,10 @@ class Mover:
             keys = list(self._keys_of(units) if self._keys else self._scan(select))
             last = not (ownership.mine() - units)
             out = [Out("step", fields={"step": step, "units": units.to_dict()})]
-            if step not in self._copied:
+            if self.order.source == "backup" and step not in self._copied:
+                directory = str(host_directory(self._port.checkpoint, self._port.host))
+                out.append(Out("backup", fields={"step": step, "directory": directory, "lsn": self._seat.lsn}))
+            elif step not in self._copied:
                 out += [
                     Out("state", self._bodies(keys[at : at + SLICE_KEYS]), {"step": step})
                     for at in range(0, len(keys), SLICE_KEYS)
@@ -529,6 +532,7 @@ class Mover:
                 "released": released is not None,
             }
             out.append(Out("rest", fields=rest))
+        self._port.log.flush(self._seat.lsn)
         if step in self._copied:
             for item in out:
                 self._put(item)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ from godwit.runtime.mover import Port
 from godwit.runtime.rows import Times
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
+from godwit.state.backup import state_at
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
@@ -54,6 +56,7 @@ from godwit.transport import wire
 from godwit.transport.flight import GONE, Client
 
 ASK_AGAIN_S = 0.02
+BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # taken over at a time from a backup
 
 
 class Arrival:
@@ -130,6 +133,7 @@ class Receiver:
             "offer": self._offer,
             "step": self._announced,
             "state": self._state,
+            "backup": self._backup,
             "changes": self._changes,
             "replay": self._replay,
             "copied": self._copied,
@@ -197,6 +201,19 @@ class Receiver:
             instance.state.settle_keys(keys)
             info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
             self._log([(info, body)])
+
+    def _backup(self, note: dict[str, Any], body: Any) -> None:
+        """The step's state out of the origin's changelog, as it was at the cut: the origin has no work with it."""
+        instance = self._seat.instance
+        units = self._machine.steps[note["step"]].units
+        spec = instance.spec
+        state = state_at(Path(note["directory"]), instance.name, spec.variables, instance.key_codec, note["lsn"])
+        keys = list(state.keys())
+        hashes = np.array([instance.key_codec.route_hash(key) for key in keys], np.int64)
+        mine = [keys[i] for i in np.flatnonzero(selects(units, self._ownership)(hashes)).tolist()]
+        for at in range(0, len(mine), BACKUP_KEYS):
+            for batch in state.held(mine[at : at + BACKUP_KEYS], BACKUP_ROWS, BACKUP_BYTES):
+                self._state(note, batch.serialize())
 
     def _changes(self, note: dict[str, Any], body: Any) -> None:
         instance = self._seat.instance
