@@ -31,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "spark",
         "api testing",
         "godwit",
+        "bench",
         "demo",
         "cli",
     )
@@ -44,7 +45,7 @@ WORLD = set(
     "_thread asyncio concurrent fcntl io mmap multiprocessing os queue random sched secrets select selectors"
     " shutil signal socket socketserver ssl subprocess tempfile threading time uuid".split()
 )
-SPARK_UNITS = {"spark", "testing", "api", "godwit", "demo", "cli"}
+SPARK_UNITS = {"spark", "testing", "api", "godwit", "bench", "demo", "cli"}
 
 EMPTY_NAMES = set("util utils helper helpers common manager managers misc".split())
 PAPERS = set("falcon meces megaphone seep rhino drrs trisk flux streamcloud turbine pam ds2".split())

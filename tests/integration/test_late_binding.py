@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from godwit.errors import HostUnavailable
+from godwit.errors import HostUnavailable, NotReplayable
 from godwit.model.progress import BatchRef
 from godwit.model.refusals import Refusals
 from godwit.model.routing import Routing
@@ -156,6 +156,9 @@ class StandIn:
                         continue
                     answers += 1
                     self._chunk(note, message.data, refusals, answers, writer)
+            except NotReplayable as error:
+                writer.write_metadata(wire.pack_error(error))
+                return
             except Broken as broken:
                 raise flight.FlightUnavailableError("gone") from broken
 
@@ -299,6 +302,24 @@ def test_one_refusal_reads_the_file_and_learns_of_all_groups(sky: Sky) -> None:
     given = [*one_group, *windows(6)[3:]]
     assert_exact(sky, sky.run(TWO, given), given)
     assert len(sky.hosts["host-1"].chunks()) == WINDOWS_MAX
+
+
+def test_host_that_only_the_file_tells_of_is_opened_when_a_row_is_for_it(sky: Sky) -> None:
+    begin(sky, TWO, "host-2", "host-3")
+
+    def before(number: int) -> None:
+        if number == 1:
+            sky.move(4, "host-2")
+        if number == WINDOWS_MAX:  # too late for the windows in flight, which have no row of it
+            sky.move(5, "host-3")
+            joined = TWO.joined(["host-2", "host-3"])
+            moved = joined.moved({Unit("group", 4): 2}, "host-2").moved({Unit("group", 5): 2}, "host-3")
+            write_routing(str(sky.checkpoint), OPERATOR, moved)
+
+    sky.hosts["host-1"].before = before
+    given = [*(rows(range(at, at + 1)) for at in (4, 12, 20)), *windows(6)[3:]]
+    assert_exact(sky, sky.run(TWO, given), given)
+    assert [note["again"] for note in sky.hosts["host-3"].chunks()] == [False] * 3
 
 
 # -- order -----------------------------------------------------------------------------------------------------------
@@ -490,6 +511,20 @@ def test_hosts_that_joined_are_opened_and_finished_too(sky: Sky) -> None:
         "host-2": [[*two, "host-2"]],
         "host-3": [[*two, "host-2", "host-3"]],
     }
+
+
+def test_error_from_all_hosts_at_once_reaches_the_caller(sky: Sky) -> None:
+    """Many times: a stream that both sides end at the same moment is a race, which once killed the process."""
+    begin(sky, TWO)
+
+    def fails(number: int) -> None:
+        raise NotReplayable("not this time")
+
+    for host in sky.hosts.values():
+        host.before = fails
+    for _ in range(100):
+        with pytest.raises(NotReplayable, match=r"not this time .*operator=count, batch=0, lane=0"):
+            sky.run(TWO, windows(1))
 
 
 # -- keys routed apart -----------------------------------------------------------------------------------------------

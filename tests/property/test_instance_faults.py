@@ -28,8 +28,9 @@ from godwit.model.progress import BatchRef
 from godwit.runtime.controller import operator_json
 from godwit.runtime.export import rows_of_state
 from godwit.runtime.host import Host, HostConfig, Seat
-from godwit.runtime.instance import Instance, Work
+from godwit.runtime.instance import Instance
 from godwit.runtime.spec import Operator, OperatorSpec
+from godwit.runtime.work import Chunk, Work
 from godwit.spark.stateful import RowAdapter, describe
 from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
@@ -293,7 +294,7 @@ class Attempt:
         elif self.sent < len(self.rows):
             stop = next((cut for cut in self.cuts if cut > self.sent), len(self.rows))
             batch, index, hashes = _chunk(self.rows, self.sent, stop)
-            work = shell.work(lambda i: i.apply(self.request, self.lane, batch, index, hashes))
+            work = shell.work(lambda i: i.apply(self.request, self.lane, Chunk(batch, index, hashes)))
             self.outputs += _outputs(work)
             self.sent = stop
         else:

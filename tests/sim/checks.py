@@ -76,6 +76,18 @@ class Checks:
                 raise Breach("I1", f"key {key} is owned by {' and '.join(who)}")
             if not who and self._holder(key, durable) is None:
                 raise Breach("I6", f"key {key} is owned by nobody")
+            if who and hosts[who[0]] is not None:
+                self._hints(key, hosts[who[0]])
+
+    def _hints(self, key: int, owner: Host) -> None:
+        """A hint is from the past: its epoch is less than the owner's, or it names the owner. So following hints ends."""
+        epoch = owner.own.of(key).epoch
+        for host in self.world.hosts.values():
+            if host is None or host is owner:
+                continue
+            hint = host.own.of(key)
+            if hint.epoch > epoch or (hint.epoch == epoch and hint.peer != owner.name):
+                raise Breach("I6", f"{host.name} says of key {key}: {hint}, but {owner.name} owns it in epoch {epoch}")
 
     def durable(self, name: str) -> Ownership:
         """What the host would own after a crash now."""

@@ -49,7 +49,7 @@ class Controller:
         self._learn()
         self.requests -= 1
         dice = self.world.dice
-        plan = self._back() if self._last is not None and dice.random() < 0.25 else self._plan()
+        plan = self._again() if self._last is not None and dice.random() < 0.4 else self._plan()
         if plan is None:
             return
         origin, target, units = self._last = plan
@@ -118,10 +118,11 @@ class Controller:
         keys = [key for key in self.checks.keys if host.own.of(key).stand is Stand.MINE]
         return Units.of(*(Unit("key", key) for key in self.world.dice.sample(keys, min(len(keys), 2))))
 
-    def _back(self) -> tuple[str, str, Units]:
+    def _again(self) -> tuple[str, str, Units]:
+        """The last one back again, or once more."""
         assert self._last is not None
         origin, target, units = self._last
-        return target, origin, units
+        return (target, origin, units) if self.world.dice.random() < 0.6 else self._last
 
     def _order(self, units: list[Unit]) -> list[Units]:
         """Sudden, fluid, or batched."""

@@ -13,12 +13,15 @@ from typing import Any, Literal
 
 import cloudpickle
 import pandas as pd
+import pytest
 from pyspark import cloudpickle as pyspark_cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 Flavour = Literal["row", "pandas"]
 FLAVOURS: tuple[Flavour, ...] = ("row", "pandas")
+# Both flavours share all but the last step, which the tests of equivalence cover: the second one only in the long run.
+FLAVOURS_LONG = ("row", pytest.param("pandas", marks=pytest.mark.long))
 Key = tuple[Any, ...]
 
 # Workers have no path to the tests: processors travel by value, to Spark's workers and to hosts.

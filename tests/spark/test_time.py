@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 import godwit
 from godwit.windows import CountSliding, CountTumbling, EventSliding, EventTumbling
 from tests.spark import processors
-from tests.spark.processors import FLAVOURS, Flavour, flavoured
+from tests.spark.processors import FLAVOURS_LONG, Flavour, flavoured
 from tests.spark.side_by_side import Case, Feed, Seen, SideBySide, Table
 
 EVENTS = pa.schema({"id": pa.string(), "at": pa.timestamp("us", tz="UTC"), "word": pa.string()})
@@ -65,7 +65,7 @@ def stepwise(engines: SideBySide, frame: DataFrame, feed: Feed, batches: list[Ta
     return seen
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_event_time_timers_fire_at_the_same_watermark(engines: SideBySide, flavour: Flavour) -> None:
     sessions = case(processors.Session, flavour, time="eventTime", watermark=("at", "10 seconds"))
     expected, given = engines.both(sessions, EVENTS, SESSIONS)
@@ -102,7 +102,7 @@ def test_available_now_fires_what_the_last_batch_made_due(engines: SideBySide) -
     assert given.by_key() == expected.by_key()
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_processing_time_timers_fire_without_data(engines: SideBySide, flavour: Flavour) -> None:
     alarm = case(processors.SilenceAlarm, flavour, time="processingTime")
     batches: list[Table] = [[("a", at(0), "x"), ("b", at(0), "y"), ("a", at(0), "z")]]
@@ -122,7 +122,7 @@ def test_processing_time_timers_fire_without_data(engines: SideBySide, flavour: 
     assert given.by_key()["('a',)"] == ["('x z', True)", *[f"('silent {n}', True)" for n in (1, 2, 3)]]
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_initial_state_may_set_timers_and_times_to_live(engines: SideBySide, flavour: Flavour) -> None:
     rows = [("a", 10, "i1"), ("z", 7, "i3")]
     initial = engines.spark.createDataFrame(rows, "id string, start long, note string").coalesce(1)
@@ -143,7 +143,7 @@ def test_initial_state_may_set_timers_and_times_to_live(engines: SideBySide, fla
     assert expected.by_key()["('a',)"] == ["('rows', 11, 'i1 fresh')", "('timer', 11, 'i1 fresh')"]
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_state_lapses_by_its_time_to_live(engines: SideBySide, flavour: Flavour) -> None:
     """Each engine has its own clock, so each is held to what its own times say."""
     lapsing = case(processors.Lapsing, flavour, time="processingTime", settings={"ttl_ms": TTL_MS})
@@ -176,7 +176,7 @@ def lived(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return (words[-1] if words else None, " ".join(words), " ".join(sorted(words)))
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_second_operator_takes_its_time_from_the_outputs_of_the_first(engines: SideBySide, flavour: Flavour) -> None:
     first = case(processors.Stamped, flavour)
     second = case(processors.Session, flavour, time="eventTime", watermark=("at", "10 seconds"))
@@ -242,7 +242,11 @@ MEASURES: list[Table] = [
 
 @pytest.mark.parametrize(
     ("size", "slide", "step_by_step"),
-    [("10 seconds", None, False), ("10 seconds", None, True), ("20 seconds", "5 seconds", False)],
+    [
+        ("10 seconds", None, False),
+        pytest.param("10 seconds", None, True, marks=pytest.mark.long),
+        pytest.param("20 seconds", "5 seconds", False, marks=pytest.mark.long),
+    ],
 )
 def test_event_time_windows_are_those_of_spark(
     engines: SideBySide, size: str, slide: str | None, step_by_step: bool

@@ -12,10 +12,11 @@ import godwit
 from godwit.errors import GodwitError, ProcessorFailed, StaleRun
 from godwit.model.progress import BatchRef
 from godwit.runtime.host import Host, HostConfig, Seat
-from godwit.runtime.instance import Instance, Work
+from godwit.runtime.instance import Instance
 from godwit.runtime.native import NativeAdapter
 from godwit.runtime.rows import Outputs
 from godwit.runtime.spec import OperatorSpec
+from godwit.runtime.work import Chunk, Work
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.transport import wire
@@ -70,9 +71,9 @@ def test_a_chunk_that_throws_leaves_nothing_for_the_next_one() -> None:
     instance.open(request, "0", 0, welcome)
     processor.fault = ValueError("no")
     with pytest.raises(ProcessorFailed, match=r"ValueError: no.*operator=sum.*batch=0"):
-        instance.apply(request, "0", *rows((1, 0, 5)))
+        instance.apply(request, "0", Chunk(*rows((1, 0, 5))))
     processor.fault = None
-    assert totals(instance.apply(request, "0", *rows((1, 0, 5)))) == [5]
+    assert totals(instance.apply(request, "0", Chunk(*rows((1, 0, 5))))) == [5]
 
 
 def test_outputs_that_do_not_fit_their_rows_leave_nothing_for_the_next_chunk() -> None:
@@ -82,9 +83,9 @@ def test_outputs_that_do_not_fit_their_rows_leave_nothing_for_the_next_chunk() -
     instance.open(request, "0", 0, welcome)
     processor.short_index = True
     with pytest.raises(GodwitError):
-        instance.apply(request, "0", *rows((1, 0, 5), (1, 0, 6)))
+        instance.apply(request, "0", Chunk(*rows((1, 0, 5), (1, 0, 6))))
     processor.short_index = False
-    assert totals(instance.apply(request, "0", *rows((1, 0, 5), (1, 0, 6)))) == [11, 11]
+    assert totals(instance.apply(request, "0", Chunk(*rows((1, 0, 5), (1, 0, 6))))) == [11, 11]
 
 
 def test_late_rows_of_a_chunk_that_throws_are_counted_when_it_is_applied() -> None:
@@ -94,21 +95,21 @@ def test_late_rows_of_a_chunk_that_throws_are_counted_when_it_is_applied() -> No
         request = BatchRef("q", "r", batch)
         instance.open(request, "0", batch, welcome)
         if batch < 2:
-            instance.apply(request, "0", *rows((1, 1000 + batch, 1)))
+            instance.apply(request, "0", Chunk(*rows((1, 1000 + batch, 1))))
             instance.finish(request, "0", 1, 1000 + batch)
     processor.fault = ValueError("no")
     with pytest.raises(ProcessorFailed):
-        instance.apply(request, "0", *rows((1, 10, 5), (1, 5000, 5)))
+        instance.apply(request, "0", Chunk(*rows((1, 10, 5), (1, 5000, 5))))
     assert instance.counters.late == 0
     processor.fault = None
-    instance.apply(request, "0", *rows((1, 10, 5), (1, 5000, 5)))
+    instance.apply(request, "0", Chunk(*rows((1, 10, 5), (1, 5000, 5))))
     assert instance.counters.late == 1
 
 
 def test_a_run_taken_up_within_a_batch_is_durable() -> None:
     instance = instance_of(Sum())
     parts = instance.open(BatchRef("q", "older", 0), "0", 0, welcome).parts
-    instance.apply(BatchRef("q", "older", 0), "0", *rows((1, 0, 5)))
+    instance.apply(BatchRef("q", "older", 0), "0", Chunk(*rows((1, 0, 5))))
     parts += instance.open(BatchRef("q", "newer", 0), "0", 0, welcome).parts
     restarted = instance_of(Sum())
     for info, _ in parts:

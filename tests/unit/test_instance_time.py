@@ -12,10 +12,11 @@ import pytest
 import godwit
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
-from godwit.runtime.instance import Instance, Work
+from godwit.runtime.instance import Instance
 from godwit.runtime.native import NativeAdapter, States, Timers
 from godwit.runtime.rows import Outputs, Rows, Times
 from godwit.runtime.spec import OperatorSpec
+from godwit.runtime.work import Chunk, Work
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.windows import EventTumbling
@@ -75,7 +76,7 @@ class Driver:
 
     def push(self, *rows: tuple[int, int, int], lane: str = "0") -> Work:
         """(key, event time in microseconds, timer in milliseconds) each, and the lane is done."""
-        work = self.instance.apply(self._request, lane, *chunk(rows))
+        work = self.instance.apply(self._request, lane, Chunk(*chunk(rows)))
         self.finish(max(at for _, at, _ in rows) // 1000, len(rows), lane)
         return work
 

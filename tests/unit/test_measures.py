@@ -10,6 +10,7 @@ from godwit.bench.measures import (
     Steady,
     counted,
     disruption_ms,
+    drift_ms,
     interruption,
     peak_p99_ms,
     spread,
@@ -48,6 +49,12 @@ def test_steady_latency_has_mean_sigma_and_percentiles() -> None:
 def test_without_steady_rows_there_is_no_comparison() -> None:
     with pytest.raises(ValueError, match="no row left in the steady part"):
         Steady.of(departures())
+
+
+def test_a_growing_backlog_shows_as_drift() -> None:
+    assert drift_ms(departures(*((at, 10.0 * at) for at in range(10)))) == pytest.approx(50)
+    assert drift_ms(departures(*((at, 7.0) for at in range(10)))) == pytest.approx(0)
+    assert drift_ms(departures((1.0, 5.0))) == 0
 
 
 def test_time_that_ends_with_late_rows_is_disrupted() -> None:
@@ -90,12 +97,12 @@ def test_the_peak_is_the_greatest_p99_of_a_window() -> None:
 
 def test_jitter_is_measured_from_the_steady_mean() -> None:
     steady = Steady(10, mean_ms=20.0, sigma_ms=4.0, p50_ms=20.0, p99_ms=30.0)
-    seen = interruption(departures((1.1, 20), (1.2, 120), (1.3, 20)), steady, since_s=1.0)
+    seen = interruption(departures((1.15, 20), (1.25, 120), (1.35, 20)), steady, since_s=1.0)
     assert seen == {
         "disruption_ms": pytest.approx(100),
         "peak_jitter_p99_ms": pytest.approx(100),
         "peak_jitter_max_ms": pytest.approx(100),
-        "stabilise_s": pytest.approx(0.2),
+        "stabilise_s": pytest.approx(0.25),
     }
 
 

@@ -65,6 +65,12 @@ class Steady:
         return self.mean_ms + SIGMAS * self.sigma_ms
 
 
+def drift_ms(rows: Departures) -> float:
+    """How much later rows leave in the second half than in the first: beyond sigma, it was not steady."""
+    half = len(rows) // 2
+    return float(rows.latency_ms[half:].mean() - rows.latency_ms[:half].mean()) if half else 0.0
+
+
 def disruption_ms(rows: Departures, limit_ms: float, since_s: float) -> float:
     """The time that ends with late rows: from one departure to the next, wherever a late row is in the next.
 

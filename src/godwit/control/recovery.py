@@ -21,7 +21,7 @@ def rebuilt(known: Routing, owned: Mapping[str, Ownership], hosts: Sequence[str]
     """The table that the hosts' logs give. For what no host knows of, what was known before stays."""
     groups = _newest(_group_claims(owned))
     keys = _newest(_key_claims(owned))
-    table = known.joined([*hosts, *(owner for owner, _ in (*groups.values(), *keys.values()))])
+    table = known.joined(list(dict.fromkeys([*hosts, *(owner for owner, _ in (*groups.values(), *keys.values()))])))
     at = {host: position for position, host in enumerate(table.hosts)}
     owners, epochs = list(table.owners), list(table.epochs)
     for group, (owner, epoch) in groups.items():
@@ -31,6 +31,12 @@ def rebuilt(known: Routing, owned: Mapping[str, Ownership], hosts: Sequence[str]
     gone = [host for host in made.hosts if host not in hosts and not made.units_of(host)]
     made = made.parted(gone) if gone else made
     return known if _same(made, known) else Routing(known.version + 1, made.hosts, made.owners, made.epochs, made.apart)
+
+
+def group_owners(owned: Sequence[Ownership], hosts: Sequence[str]) -> dict[int, tuple[str, int]]:
+    """The groups whose owner is one of these hosts, with owner and epoch."""
+    found = _newest(_group_claims({one.host: one for one in owned}))
+    return {group: (owner, epoch) for group, (owner, epoch) in found.items() if owner in hosts}
 
 
 Claimed = tuple[int, bool, str, int]  # unit, whether it is held, owner, epoch

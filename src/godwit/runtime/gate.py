@@ -19,9 +19,9 @@ from godwit.migration.events import Waiting
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Unit
-from godwit.runtime.instance import Chunk, Work
 from godwit.runtime.seat import Seat, Stall
 from godwit.runtime.shares import MINE, SENT_ON, Mask, units_of
+from godwit.runtime.work import Chunk, Work
 
 Apply = Callable[[Chunk], Work]
 

@@ -37,7 +37,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef, Verdict
 from godwit.model.routing import Routing
 from godwit.runtime.gate import Gate
-from godwit.runtime.instance import Chunk, Instance, Part, Work
+from godwit.runtime.instance import Instance
 from godwit.runtime.leases import (
     Lease,
     check_owner,
@@ -55,6 +55,7 @@ from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.runtime.tables import read_routing
 from godwit.runtime.upkeep import Upkeep
 from godwit.runtime.watch import Watch
+from godwit.runtime.work import Chunk, Part, Work
 from godwit.state.changelog import Changelog, Durability
 from godwit.state.changes import changes_schema
 from godwit.state.keys import KeyCodec

@@ -8,11 +8,9 @@ ledger of the batch in progress, commit proven by the next batch, timers fired b
 from __future__ import annotations
 
 import traceback
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,76 +33,11 @@ from godwit.runtime.grouping import group_by_key
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.shares import MINE, Mask, Shares
 from godwit.runtime.spec import OperatorSpec, schema_text
-from godwit.state.changes import COLUMN_VAR, Changes, changes_schema
+from godwit.runtime.work import Admit, Chunk, Counters, Follower, Part, Work
+from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.keys import Key, KeyCodec
-from godwit.state.ledger import ROW, TIMER_ROW, Entry, Ledger, with_rows
+from godwit.state.ledger import TIMER_ROW, Entry, Ledger, with_rows
 from godwit.state.tables import KeyedState
-
-
-class Follower(Protocol):
-    """Somebody who is told what was applied, after it was applied and before anything else is."""
-
-    def applied(
-        self, request: BatchRef, lane: str, chunk: Chunk, times: Times, keys: Sequence[Key], work: Work
-    ) -> None: ...
-
-    def changed(self, batch: int, changes: Changes) -> None:
-        """State changed otherwise than by rows: timers fired, or something outlived its time."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows as they came: the user's columns, row numbers, routing hashes."""
-
-    batch: pa.RecordBatch
-    rows: Index
-    hashes: Index
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def filter(self, mask: Any) -> Chunk:
-        if mask.all():
-            return self
-        return Chunk(self.batch.filter(pa.array(mask)), self.rows[mask], self.hashes[mask])
-
-
-Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
-Admit = Callable[
-    [BatchRef, int, bool], None
-]  # asks whether a run not seen before is the newest: request, last batch, fresh
-
-
-@dataclass(slots=True)
-class Counters:
-    """What `status()` shows of an instance."""
-
-    rows: int = 0
-    outputs: int = 0
-    replayed: int = 0
-    late: int = 0
-    timers_fired: int = 0
-    busy_s: float = 0.0
-    chunks: deque[Chunk] = field(default_factory=lambda: deque(maxlen=32))  # the last ones, for telling what is hot
-    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=20))  # (batch began at ms, rows so far)
-
-    def rate(self) -> float:
-        """Rows a second over the last batches."""
-        if len(self.recent) < 2 or self.recent[-1][0] == self.recent[0][0]:
-            return 0.0
-        (began_ms, before), (ended_ms, after) = self.recent[0], self.recent[-1]
-        return (after - before) * 1000 / (ended_ms - began_ms)
-
-
-@dataclass(slots=True)
-class Work:
-    """Outputs to send back (with the row column) and parts to make durable first."""
-
-    outputs: list[pa.RecordBatch] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-    changes: Changes = field(default_factory=Changes)
-    lsn: int = -1  # the host's: where in the changelog all of this and all before it is
 
 
 class Instance:
@@ -381,7 +314,7 @@ class Instance:
         if len(chunk):
             self._apply_unseen(work, request, lane, chunk)
             self.counters.rows += len(chunk)
-            self.counters.chunks.append(chunk)
+            self.counters.sample(chunk.hashes)
         return work
 
     def follow(self, request: BatchRef, lane: str, chunk: Chunk, times: Times) -> Work:
@@ -618,4 +551,3 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 _NO_ROWS: Index = np.empty(0, np.int64)
 _END_OF_TIME = 2**62
-__all__ = ["ROW", "Admit", "Counters", "Instance", "Part", "Work", "event_times_us"]

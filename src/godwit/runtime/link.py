@@ -6,24 +6,23 @@ could take that is not decided here.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.flight as flight
 
 from godwit.errors import HostUnavailable, StaleGeneration
 from godwit.runtime.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
 from godwit.runtime.link_pieces import Finish, Piece
+from godwit.runtime.link_stream import Stream
 from godwit.runtime.route import Route, Task
 from godwit.runtime.rows import Index
 from godwit.transport import wire
-from godwit.transport.flight import GONE, Client, wrong_token
+from godwit.transport.flight import GONE
 
 BREAKS_MAX = 20  # in a row without an answer: then the host refuses us for a reason that waiting does not mend
 AGAIN_S = 1.0  # after which an address that was lost is tried again: perhaps only the connection broke
@@ -44,15 +43,13 @@ class Link:
         self._left = left
         self._directory = host_directory(route.checkpoint, host)
         self._unanswered: deque[Piece | Finish] = deque()
-        self._owed: deque[tuple[int, Piece]] = deque()  # (stream, piece) answered and perhaps not dealt with
-        self._stream = 0
+        self._owed: deque[tuple[Stream | None, Piece]] = deque()  # answered (there), and perhaps not dealt with
         self._seen = 0
         self._answered: dict[int, int] = {}
         self._lease: Lease | None = None
-        self._client: Client | None = None
+        self._stream: Stream | None = None
         self._begun = False  # a stream is there, and the host has not said yet that it is open
-        self._ending = False  # the host has said an error, or nothing more
-        self._writer: Any = None
+        self._finished = False
         self._deadline: float | None = None
         self._breaks = 0
 
@@ -60,7 +57,6 @@ class Link:
         """Ask for a stream if the host is up, and do not wait for its answer: several hosts can be asked before."""
         lease = self._read_lease()
         if lease is not None:
-            self._deadline = time.monotonic() + self._route.wait_s
             try:
                 self._begin(lease)
             except LOST as error:
@@ -84,35 +80,29 @@ class Link:
     def _begin(self, lease: Lease) -> None:
         task, request = self._task, self._task.request
         self._lease = lease
-        self._client = Client(lease.address, self._route.token)
-        try:
-            self._writer, self._reader = self._client.exchange(
-                operator=self._route.operator,
-                scope=task.scope,
-                query=request.query,
-                run=request.run,
-                batch=request.batch,
-                lane=task.lane,
-                carries=task.carries,
-            )
-            self._writer.begin(self._schema)
-        except flight.FlightUnauthenticatedError as error:
-            raise wrong_token(lease.address) from error
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._draining = threading.Thread(
-            target=_drain, args=(self._reader, self._inbox), name=f"godwit-link-{self.host}", daemon=True
+        self._stream = Stream(
+            lease.address,
+            self._route.token,
+            self._schema,
+            operator=self._route.operator,
+            scope=task.scope,
+            query=request.query,
+            run=request.run,
+            batch=request.batch,
+            lane=task.lane,
+            carries=task.carries,
         )
-        self._draining.start()
-        self._stream, self._seen, self._begun, self._ending = self._stream + 1, 0, True, False
+        self._seen, self._begun = 0, True
 
     def _open(self, lease: Lease) -> None:
+        assert self._stream is not None
         self._begun = False
         if self._task.request.batch >= 0:
-            header, self.timers = self._read("opened")
+            header, self.timers = self._stream.read("opened")
             self._answered[lease.generation] = header["lsn"]
         self._hold_back()
         for message in self._unanswered:
-            self._write(message)
+            self._stream.write(message, 0)
         self._deadline = None
 
     def _hold_back(self) -> None:
@@ -130,7 +120,7 @@ class Link:
             if not len(piece.batch):
                 piece.give_up()
                 self._unanswered.remove(piece)
-                self._owed.append((0, piece))
+                self._owed.append((None, piece))
 
     def _retire(self) -> None:
         self.retired = True
@@ -176,7 +166,7 @@ class Link:
     def _lost(self, error: BaseException) -> None:
         """The stream broke. If the host ended itself because of us, say why; otherwise go on with its successor."""
         self._begun = False
-        self._close_client()
+        self._hang_up()
         if self._deadline is None:  # it had been up: to find nobody at an address is no sign of refusal
             self._breaks += 1
         if self._breaks > BREAKS_MAX:
@@ -194,27 +184,15 @@ class Link:
             message.give_up()
             return
         self._unanswered.append(message)
-        try:
-            self._write(message)
-        except GONE:
-            return
-        except pa.ArrowInvalid:  # what Arrow calls a stream that the host has ended, but bad data too
-            self._draining.join(AGAIN_S)
-            if self._draining.is_alive():
-                raise
-
-    def _write(self, message: Piece | Finish) -> None:
-        note = message.note(self._seen_now())
-        if isinstance(message, Piece):
-            self._writer.write_with_metadata(message.batch, note)
-        else:
-            self._writer.write_metadata(note)
+        if self._stream is not None:
+            with suppress(*GONE):
+                self._stream.write(message, self._seen_now())
 
     def _seen_now(self) -> int:
         """How many answers of this stream have been dealt with, up to the first that has not."""
         while self._owed and self._owed[0][1].dealt_with:
             stream, _ = self._owed.popleft()
-            self._seen += stream == self._stream
+            self._seen += stream is self._stream
         return self._seen
 
     def receive(self, message: Piece | Finish) -> None:
@@ -237,28 +215,19 @@ class Link:
             self._owed.append((self._stream, message))
         else:
             message.answer(header)
+            self._finished = True
 
     def _read_again(self) -> tuple[dict[str, Any], pa.RecordBatch | None] | None:
         """The answer to the oldest unanswered message; None if none is left, because the host has left."""
         while self._unanswered:
+            if self._stream is None:
+                self.connect()
+                continue
             try:
-                return self._read("outputs" if isinstance(self._unanswered[0], Piece) else "finished")
+                return self._stream.read("outputs" if isinstance(self._unanswered[0], Piece) else "finished")
             except LOST as error:
                 self._lost(error)
-                self.connect()
         return None
-
-    def _read(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
-        message = self._inbox.get()
-        try:
-            if isinstance(message, flight.FlightUnauthenticatedError):
-                raise wrong_token(self._lease.address if self._lease else self.host) from message
-            if isinstance(message, BaseException):
-                raise message
-            return wire.unpack(message.app_metadata, kind), message.data
-        except BaseException:
-            self._ending = True
-            raise
 
     def finish(self, rows: int | None, event_max_ms: int | None, hosts: list[str]) -> Finish:
         answered = list(self._answered.items())
@@ -268,28 +237,12 @@ class Link:
         return message
 
     def close(self) -> None:
-        if self._client is not None and self._writer is not None:
-            if self._ending:  # Arrow ends a stream that the host has ended; to do that twice at once kills the process
-                self._draining.join(AGAIN_S)
-            try:
-                self._writer.done_writing()
-                self._writer.close()
-            except (*GONE, flight.FlightError, pa.ArrowInvalid):
-                pass  # what the host had to say has been read
-        self._close_client()
+        if self._stream is not None and self._finished:
+            self._stream.close()
+            self._stream = None
+        self._hang_up()
 
-    def _close_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-
-def _drain(reader: Any, inbox: queue.SimpleQueue[Any]) -> None:
-    """Read answers as they come, so that neither side ever waits for the other to read."""
-    while True:
-        try:
-            message = reader.read_chunk()
-        except BaseException as error:  # noqa: BLE001 whoever reads the inbox raises it
-            inbox.put(error)
-            return
-        inbox.put(message)
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            self._stream.hang_up()
+            self._stream = None

@@ -53,11 +53,11 @@ from godwit.migration.origin import PROTOCOLS, Origin, Phase, Protocol
 from godwit.model.progress import BatchRef
 from godwit.model.units import Unit, Units
 from godwit.runtime import parcels
-from godwit.runtime.instance import Chunk, Work
 from godwit.runtime.leases import check_owner, host_directory, read_lease
 from godwit.runtime.rows import Times
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
+from godwit.runtime.work import Chunk, Work
 from godwit.state.changelog import Changelog
 from godwit.state.changes import Changes
 from godwit.state.keys import Key

@@ -15,11 +15,13 @@ from godwit.migration.events import AbortAsked, HandoverAsked
 from godwit.migration.origin import PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
-from godwit.runtime.instance import Part
 from godwit.runtime.mover import Mover, Order, Port
 from godwit.runtime.receiver import Receiver, scan
+from godwit.runtime.rows import Index
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
+from godwit.runtime.work import Part
+from godwit.state.keys import Key
 from godwit.transport import wire
 
 KEPT_MAX = 200  # migrations that have ended and can still be asked about
@@ -199,35 +201,40 @@ class Moves:
         seat = self._seat_of(wire.field(request, "operator", str))
         instance = seat.instance
         with seat.lock:
-            chunks = list(instance.counters.chunks)
+            samples = list(instance.counters.hashes)
             lists = instance.state.key_lists()
             share = instance.state.bytes_estimate / max(instance.state.key_count, 1)
         count = 1 if instance.ownership is None else len(instance.ownership.groups)
+        rows = _rows_by_hash(samples)
+        top = sorted(rows, key=lambda h: (-rows[h], h))[:HOT_MAX]
+        names: dict[int, Key] = {}
         groups: dict[int, list[float]] = {}
         for key in dict.fromkeys(key for keys in lists for key in keys):
-            line = groups.setdefault(instance.key_codec.route_hash(key) % count, [0, 0, 0])
+            route_hash = instance.key_codec.route_hash(key)
+            line = groups.setdefault(route_hash % count, [0, 0, 0])
             line[1] += 1
             line[2] += share
-        hot: list[list[Any]] = []
-        if chunks:
-            hashes, first, rows = np.unique(
-                np.concatenate([chunk.hashes for chunk in chunks]), return_index=True, return_counts=True
-            )
-            for route_hash, n in zip(hashes.tolist(), rows.tolist(), strict=True):
-                groups.setdefault(route_hash % count, [0, 0, 0])[0] += n
-            top = np.argsort(-rows, kind="stable")[:HOT_MAX].tolist()
-            hot = [[int(hashes[at]), int(rows[at]), _key_text(instance, chunks, int(first[at]))] for at in top]
+            names.setdefault(route_hash, key)
+        for route_hash, n in rows.items():
+            groups.setdefault(route_hash % count, [0, 0, 0])[0] += n
+        hot = [[h, rows[h], _plain(instance.key_codec.public(names[h]))] for h in top if h in names]
         return {"groups": {str(group): line for group, line in groups.items()}, "hot": hot}
 
 
-def _key_text(instance: Any, chunks: list[Any], at: int) -> Any:
-    for chunk in chunks:
-        if at < len(chunk):
-            columns = [chunk.batch.column(name).slice(at, 1) for name in instance.key_codec.schema.names]
-            public = instance.key_codec.public(instance.key_codec.from_arrow(columns)[0])
-            return [value if isinstance(value, (str, int, float, bool, type(None))) else str(value) for value in public]
-        at -= len(chunk)
-    return None
+def _rows_by_hash(samples: list[tuple[int, Index]]) -> dict[int, int]:
+    """How many rows of late had which routing hash, about."""
+    if not samples:
+        return {}
+    hashes = np.concatenate([some for _, some in samples])
+    weights = np.concatenate([np.full(len(some), each) for each, some in samples])
+    found, at = np.unique(hashes, return_inverse=True)
+    counts = np.bincount(at, weights).astype(np.int64)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _plain(key: Key) -> list[Any]:
+    """A key in JSON."""
+    return [value if isinstance(value, (str, int, float, bool, type(None))) else str(value) for value in key]
 
 
 def _order(request: dict[str, Any]) -> Order:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.model.units import Unit, Units
-from godwit.runtime.instance import Chunk
 from godwit.runtime.rows import Times
+from godwit.runtime.work import Chunk
 from godwit.state.keys import KeyCodec
 from godwit.transport import wire
 

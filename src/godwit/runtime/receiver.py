@@ -42,12 +42,12 @@ from godwit.model.ownership import Incoming
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime import parcels
-from godwit.runtime.instance import Part, Work
 from godwit.runtime.leases import host_directory, read_lease
 from godwit.runtime.mover import Port
 from godwit.runtime.rows import Times
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
+from godwit.runtime.work import Part, Work
 from godwit.state.backup import state_at
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.keys import Key

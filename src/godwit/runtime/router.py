@@ -73,6 +73,7 @@ class Router:
             [*_as(window.batch, schema), pa.array(window.rows), pa.array(hashes)], schema=schema
         )
         pieces = [Piece(host, window.lane, part) for host, part in self._split(numbered, hashes)]
+        self._links.open(piece.host for piece in pieces)  # the table may have learnt of further hosts
         for piece in pieces:
             self._links.send(piece)
         self._sent.append((window.lane, pieces))

@@ -139,10 +139,10 @@ class Rounds:
         """
         hinted = refusal.said.owners(hashes)
         usable = (hinted != NOBODY) & ~np.isin(hinted, retired)
-        stay = np.zeros(len(hashes), np.bool_)
+        stay = usable & (hinted == by)  # it denied them for the sake of their order, or has got them since
         if not refusal.late and by not in retired:
-            stay = usable & ((hinted == by) | (refusal.said.epochs(hashes) < self._table.epochs(hashes)))
-        change = usable & ~stay & (hinted != by)
+            stay |= usable & (refusal.said.epochs(hashes) < self._table.epochs(hashes))
+        change = usable & ~stay
         self._table.correct(hashes[change], [by, *retired], refusal.said)
         followed: Flags = stay | change
         return followed
@@ -173,11 +173,11 @@ class Rounds:
 
 
 class _Pauses:
-    """Growing pauses between rounds."""
+    """Growing pauses between rounds. Only they count against the time a window may take, not what hosts need to answer."""
 
     def __init__(self, wait_s: float) -> None:
         self._rounds = 0
-        self._deadline_s = time.monotonic() + wait_s
+        self._left_s = wait_s
         self._pause_s = PAUSE_MIN_S
 
     def wait(self, free: bool) -> bool:
@@ -186,8 +186,9 @@ class _Pauses:
         if free and self._rounds < ROUNDS_FREE:
             return False
         time.sleep(self._pause_s)
+        self._left_s -= self._pause_s
         self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
-        return time.monotonic() > self._deadline_s
+        return self._left_s < 0
 
 
 def _taken(piece: Piece) -> list[pa.RecordBatch]:

@@ -19,7 +19,6 @@ from pyspark.sql.types import StructType
 from godwit.errors import DefinitionError, GodwitError, HostUnavailable
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.model.units import Units
 from godwit.runtime.controller import Controller, operator_json
 from godwit.runtime.host import HostConfig
 from godwit.runtime.leases import check_owner, write_owner
@@ -54,7 +53,7 @@ from godwit.spark.operators import (
 )
 from godwit.spark.owners import Owners, RoutingView
 from godwit.spark.reconfigure import Reconfiguration
-from godwit.spark.requests import MoveOptions, groups_of, hashes_of
+from godwit.spark.requests import MoveOptions, asked_units
 from godwit.spark.state_view import state_frame
 from godwit.spark.status import flock_status
 from godwit.state.changelog import Durability
@@ -155,7 +154,7 @@ class Flock:
             settings.memory_max_bytes,
             settings.segment_bytes_max,
             self._incarnation,
-            self._home.routing,
+            None if "GODWIT_TEST_NO_OWNERSHIP" in os.environ else self._home.routing,  # what ownership costs at rest
         )
         return HostJob(self._spark.sparkContext, self._home.flock, config, self._controller)
 
@@ -168,6 +167,7 @@ class Flock:
         atexit.unregister(self.close)
         self._stop_queries()
         self._hosts.close()
+        self._changes.wait_ended(5.0)
         self._controller.close()
         self._retire()
 
@@ -323,17 +323,7 @@ class Flock:
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
         rows = partitioned(with_identity(definition, route.numbering))
         if definition.frame.isStreaming and operator.spec.time_mode != "none":
-            ticks = (
-                self._spark.readStream.format(timers.FORMAT)
-                .options(
-                    operator=route.operator,
-                    checkpoint=route.checkpoint,
-                    hosts=",".join(route.routing.hosts),
-                    token=route.token,
-                )
-                .load()
-            )
-            rows = with_ticks(rows, ticks)
+            rows = with_ticks(rows, timers.ticks(self._spark, route))
         return routed(rows, route, self._incarnation)
 
     def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
@@ -406,7 +396,8 @@ class Flock:
 
         A key stays where it was put when its group moves later, until it is moved again or its host leaves.
         """
-        return self._changes.move(operator, self._units(operator, keys, groups, "keys= or groups="), to, options)
+        units = asked_units(self._known_stream(operator), keys, groups, self._owners.group_count())
+        return self._changes.move(operator, units, to, options)
 
     def drain(self, host: str, **options: Unpack[MoveOptions]) -> Migration:
         """Move everything away from a host, then stop it; its name is not used again."""
@@ -432,8 +423,9 @@ class Flock:
         wait() returns when the copies stand. `move` or `drain` with protocol="standby" makes them the owner, which takes no
         longer for large state than for small; abort() gives them up. Copies cost traffic and memory for as long as they stand.
         """
-        units = None if keys is None and groups is None else self._units(operator, keys, groups, "")
-        self._known_stream(operator)
+        spec = self._known_stream(operator)
+        some = keys is not None or groups is not None
+        units = asked_units(spec, keys, groups, self._owners.group_count()) if some else None
         return self._changes.standby(operator, units, to, options)
 
     def routing(self, operator: str) -> RoutingView:
@@ -452,11 +444,3 @@ class Flock:
         spec = self._known(operator)[0]
         self._owners.table(operator)
         return spec
-
-    def _units(self, operator: str, keys: Any, groups: Any, what: str) -> Units:
-        spec = self._known_stream(operator)
-        if (keys is None) == (groups is None):
-            raise DefinitionError(f"either {what or 'keys= or groups='} says what to move", todo="Give one of the two")
-        if keys is not None:
-            return Units(keys=hashes_of(spec, keys))
-        return Units(groups_of(groups, self._owners.group_count()))

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from godwit.errors import GodwitError, InvariantBroken
+from godwit.errors import InvariantBroken
 from godwit.runtime.codeless import codeless
 from godwit.runtime.controller import operator_json
 from godwit.spark.history import History
@@ -65,7 +65,7 @@ class Membership:
             try:
                 self._hosts.start(names)
                 self._even_marks([*before, *names])
-            except GodwitError:
+            except BaseException:
                 self._hosts.stop(names)
                 self._home.keep_roster(before)
                 raise

@@ -128,8 +128,9 @@ class Migration:
     def stands(self) -> None:
         """Some copies of a standby have caught up."""
         with self._changed:
-            if all(course.stood or course.over for course in self.courses):
+            if all(course.stood or course.over for course in self.courses) and not self.standing:
                 self._phase = "standing"
+                self._phases.append(["standing", round(time.monotonic() - self._began_s, 4)])
             self._changed.notify_all()
 
     def wait_copy(self, course: Course, asked: str) -> str | None:
@@ -167,7 +168,8 @@ def show(migration: Migration, asked: bool | None) -> None:
         migration.wait()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         task = bar.add_task(f"{migration.kind} {migration.id}", total=None)
         over = False
         while not over:

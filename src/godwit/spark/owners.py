@@ -59,9 +59,10 @@ class Owners:
     def ask(self, host: str, operator: str) -> Ownership | None:
         """The host's own word; None if it has never heard of the operator."""
         try:
-            return Ownership.from_dict(host, self._hosts.ask(host, "ownership", operator=operator)["ownership"])
+            told = self._hosts.ask(host, "ownership", operator=operator)["ownership"]
         except DefinitionError:
             return None
+        return None if told is None else Ownership.from_dict(host, told)
 
     def view(self, operator: str) -> RoutingView:
         return _view(operator, self.table(operator), self._history.lines(operator))
@@ -77,14 +78,18 @@ class Owners:
             return self._tables[operator]
 
     def check_owned(self, operator: str) -> None:
-        """Where a host has left that the flock began with, hosts must have taken the operator's own first table."""
+        """Where a host has left that the flock began with: that what it would have had is somebody's."""
         hosts = self._home.roster()
         if set(self._home.routing.hosts) <= set(hosts):
             return
-        said = [own for host in hosts if (own := self.ask(host, operator)) is not None]
-        owned = {group for own in said for group in own.mine().groups}
-        if said and not owned:
-            raise DefinitionError("no host owns any key of it", operator=operator)
+        told = [own for host in hosts if (own := self.ask(host, operator)) is not None]
+        orphans = self.group_count() - len(recovery.group_owners(told, hosts))
+        if orphans:
+            raise DefinitionError(
+                f"{orphans} groups of keys have no owner, because a host that this flock began with has left",
+                todo="Define new operators on a new checkpoint, or before the first host leaves",
+                operator=operator,
+            )
 
     def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
         with self._lock:

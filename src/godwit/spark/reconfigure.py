@@ -59,6 +59,7 @@ class Reconfiguration:
         self._turn = threading.Condition()
         self._line: list[Request] = []
         self._ends = 0
+        self._running = 0
         self._next = 0
 
     # -- what can be asked for ---------------------------------------------------------------------------------------
@@ -125,6 +126,7 @@ class Reconfiguration:
             if against is not None and (options.on_conflict == "refuse" or against[0].standing):
                 self._refuse(migration, *against)
             self._line.append(request)
+            self._running += 1
         name = f"godwit-{kind}-{migration.id}"
         threading.Thread(target=self._run, args=(request,), name=name, daemon=True).start()
         if options.wait:
@@ -183,6 +185,11 @@ class Reconfiguration:
             if course.attempt and not course.over:
                 self._carrier.abort(course, reason)
 
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Until nothing is in line; for a flock that closes, whose requests end by themselves."""
+        with self._turn:
+            return self._turn.wait_for(lambda: not self._running, timeout_s)
+
     # -- one request -------------------------------------------------------------------------------------------------
 
     def _run(self, request: Request) -> None:
@@ -218,6 +225,9 @@ class Reconfiguration:
             )
         finally:
             migration.end(outcome, reason, error)
+            with self._turn:
+                self._running -= 1
+                self._turn.notify_all()
 
     def _carry_out(self, migration: Migration, plan: Plan) -> tuple[str, str, GodwitError | None]:
         migration.minimum = plan.minimum if plan.minimum is not None else group_count(plan.moves)

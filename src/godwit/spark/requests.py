@@ -13,6 +13,7 @@ import pyarrow as pa
 from godwit.control import orders
 from godwit.errors import DefinitionError
 from godwit.migration import PROTOCOLS
+from godwit.model.units import Units
 from godwit.runtime.spec import OperatorSpec
 from godwit.state.keys import KeyCodec
 
@@ -83,7 +84,9 @@ class Options:
         return {name: value for name, value in given.items() if value is not None}
 
     def for_history(self) -> dict[str, Any]:
-        return {"protocol": self.protocol, "order": self.order, **self.for_host()}
+        plain = Options().for_host()
+        given = {name: value for name, value in self.for_host().items() if value != plain.get(name)}
+        return {"protocol": self.protocol, "order": self.order, **given}
 
 
 def checked_options(given: MoveOptions) -> Options:
@@ -161,6 +164,17 @@ def _check_fitting(options: Options) -> None:
 
 
 # -- keys and groups as a user gives them ----------------------------------------------------------------------------
+
+
+def asked_units(spec: OperatorSpec, keys: Any, groups: Any, count: int) -> Units:
+    """What is to be moved: keys or groups, one of the two."""
+    if (keys is None) == (groups is None):
+        raise DefinitionError(
+            "keys= or groups= says what is meant, and only one of them",
+            todo="Give keys as they are in the input, or numbers of groups",
+            operator=spec.name,
+        )
+    return Units(groups_of(groups, count)) if keys is None else Units(keys=hashes_of(spec, keys))
 
 
 def hashes_of(spec: OperatorSpec, keys: Any) -> frozenset[int]:

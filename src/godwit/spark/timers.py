@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from godwit.errors import GodwitError
 from godwit.runtime.leases import host_directory, read_lease
+from godwit.runtime.route import Route
 from godwit.spark.home import read_roster
 from godwit.transport.flight import Client
 
@@ -26,6 +27,12 @@ FORMAT: Final = "godwit-timers"
 
 def register(spark: SparkSession) -> None:
     spark.dataSource.register(TimerSource)
+
+
+def ticks(spark: SparkSession, route: Route) -> DataFrame:
+    """Empty rows that come when something of the route's operator is due."""
+    given = {"operator": route.operator, "checkpoint": route.checkpoint, "token": route.token}
+    return spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **given).load()
 
 
 class TimerSource(DataSource):

@@ -18,9 +18,10 @@ from pyspark.sql.types import StructType
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
 from godwit.runtime.export import rows_of_state
-from godwit.runtime.instance import Chunk, Instance, Work
+from godwit.runtime.instance import Instance
 from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.spec import OperatorSpec
+from godwit.runtime.work import Chunk, Work
 from godwit.spark.schemas import parse_ddl
 from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec

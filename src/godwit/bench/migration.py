@@ -1,0 +1,218 @@
+"""One migration under load, measured: warm-up, a steady part to compare with, the request, and what rows suffered after it.
+
+Keys count their rows (`tally`), so that the same run also says whether anything was lost, done twice or put out of order. What
+is moved: sideways, so many groups to the last host from all others alike; scale-out, what an even spread gives to new hosts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Final, Protocol
+
+import numpy as np
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import godwit
+from godwit.bench import load
+from godwit.bench.measures import Numbers, Steady, counted, drift_ms, interruption, wrong_keys
+from godwit.bench.memory import Memory
+from godwit.bench.settings import RESTART, STANDBY, Settings
+from godwit.bench.tally import Tally, ballast, digest
+from godwit.errors import GodwitError
+from godwit.model.routing import GROUPS
+from godwit.spark.migrations import Migration
+from godwit.workload import Workload
+from godwit.workload.rows import keys_of
+
+NAME: Final = "tally"
+LANES: Final = 2
+CAPACITY_BATCH_ROWS: Final = 50_000
+CAPACITY_BATCHES: Final = 12
+CAPACITY_WARM_UP: Final = 4
+
+COSTS: Final = {  # by the report's name, by ours
+    "reconfiguration_s": "reconfiguration_s",
+    "keys": "keys_moved",
+    "bytes": "bytes_moved",
+    "rows_sent_twice": "rows_sent_twice",
+    "bytes_sent_twice": "bytes_sent_twice",
+    "groups_moved": "groups_moved",
+    "groups_minimum": "groups_minimum",
+    "outcome": "outcome",
+    "phases": "phases",
+}
+
+
+class Watch(Protocol):
+    """Who is told how far a run is: what goes on, and rows out of how many."""
+
+    def phase(self, text: str) -> None: ...
+
+    def rows(self, seen: int, total: int) -> None: ...
+
+
+def slots(settings: Settings) -> int:
+    """Task slots: one for each host, one for each lane, one to spare for looking at state."""
+    return settings.hosts_after + LANES + 1
+
+
+# -- capacity --------------------------------------------------------------------------------------------------------
+
+
+def capacity(spark: SparkSession, settings: Settings, watch: Watch) -> float:
+    """Rows a second when nothing but the query itself holds them back."""
+    watch.phase("measuring capacity")
+    rows = CAPACITY_BATCHES * CAPACITY_BATCH_ROWS
+    options = {"rows_per_second": 0, "rows_per_batch": CAPACITY_BATCH_ROWS, "rows": rows, **shape(settings)}
+    with (
+        tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
+        godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock,
+    ):
+        running = load.Running(operator_frame(spark, flock, settings, options), f"{directory}/spark")
+        running.wait_rows(rows, lambda seen: watch.rows(seen, rows))
+        running.finish()
+    return rate_of(running.arrivals.batches(), CAPACITY_WARM_UP)
+
+
+def rate_of(batches: list[tuple[int, float]], warm_up: int) -> float:
+    """Rows a second from the end of the warm-up's last batch to the end of the last."""
+    counted_in = batches[warm_up:]
+    return sum(rows for rows, _ in counted_in) / (counted_in[-1][1] - batches[warm_up - 1][1])
+
+
+# -- one run ---------------------------------------------------------------------------------------------------------
+
+
+def measure(spark: SparkSession, settings: Settings, rate: int, watch: Watch) -> dict[str, Any]:
+    """All figures of one run, with the settings it had."""
+    with (
+        tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
+        godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock,
+    ):
+        return _Run(spark, flock, directory, settings, rate, watch).figures()
+
+
+class _Run:
+    def __init__(
+        self, spark: SparkSession, flock: godwit.Flock, directory: str, settings: Settings, rate: int, watch: Watch
+    ) -> None:
+        self._spark, self._flock, self._settings, self._watch = spark, flock, settings, watch
+        self._rows = int(rate * (settings.warm_up_s + settings.steady_s + settings.watched_s))
+        options = {"rows_per_second": rate, "rows": self._rows, **shape(settings)}
+        self._workload = Workload.from_options({name: str(value) for name, value in options.items()})
+        watch.phase("filling state")
+        frame = operator_frame(spark, flock, settings, options)
+        self._running = load.Running(frame, f"{directory}/spark", settings.trigger_ms)
+
+    def figures(self) -> dict[str, Any]:
+        with Memory(self._pids) as memory:
+            requested_s, ended_s, report = self._go_through()
+        rows = self._running.arrivals.rows()
+        departures = load.departures(rows)
+        steady_from_s = requested_s - self._settings.steady_s
+        before = departures.between(steady_from_s, requested_s)
+        steady = Steady.of(before)
+        self._watch.phase("checking")
+        return {
+            **asdict(self._settings),
+            **{f"steady_{name}": _short(value) for name, value in asdict(steady).items()},
+            "steady_drift_ms": _short(drift_ms(before)),
+            **interruption(departures.between(requested_s), steady, requested_s),
+            **_stall(report),
+            **{ours: report[name] for name, ours in COSTS.items()},
+            "extra_memory_bytes_max": memory.peak_bytes(requested_s, ended_s + 1.0)
+            - memory.peak_bytes(steady_from_s, requested_s),
+            "load_outlasted_it": bool(ended_s < load.column(rows, "due").max() / 1e6),
+            "rows": self._rows,
+            **self._exactness(load.column(rows, "key"), load.column(rows, "count")),
+        }
+
+    def _go_through(self) -> tuple[float, float, dict[str, Any]]:
+        """When the migration was asked for, when it had ended, and its report."""
+        running, settings = self._running, self._settings
+        self._watch.phase("warming up")
+        running.wait_rows(1, self._show)
+        began_s = float(load.column(running.arrivals.rows(), "due").min()) / 1e6
+        if settings.protocol == STANDBY:
+            self._flock.standby(NAME, to=self._target(), groups=self._groups(), progress=False)
+        steady_s = began_s + settings.warm_up_s
+        running.wait_until(steady_s, self._show)
+        self._watch.phase("steady")
+        running.wait_until(steady_s + settings.steady_s, self._show)
+        self._watch.phase(f"moving ({settings.protocol})")
+        requested_s = time.time()
+        migration = self._request()
+        with suppress(GodwitError):  # that it failed is one of the figures
+            migration.wait()
+        ended_s = time.time()
+        self._watch.phase("after")
+        running.wait_rows(self._rows, self._show)
+        running.finish()
+        return requested_s, ended_s, migration.report()
+
+    def _request(self) -> Migration:
+        settings = self._settings
+        how: dict[str, Any] = {"protocol": settings.protocol, "order": settings.order, "wait": False}
+        if settings.protocol == RESTART:
+            how["restart"] = self._running.start
+        if settings.target == "scale-out":
+            return self._flock.scale(settings.hosts_after, **how)
+        return self._flock.move(NAME, groups=self._groups(), to=self._target(), **how)
+
+    def _target(self) -> str:
+        return f"host-{self._settings.hosts - 1}"
+
+    def _groups(self) -> list[int]:
+        """So many of all groups, from all hosts but the target alike."""
+        return sideways(self._settings.fraction, self._settings.hosts, GROUPS)
+
+    def _pids(self) -> list[int]:
+        hosts: dict[str, Any] = self._flock.status()["hosts"]
+        return [host["pid"] for host in hosts.values() if "pid" in host]
+
+    def _show(self, seen: int) -> None:
+        self._watch.rows(seen, self._rows)
+
+    def _exactness(self, keys: Numbers, counts: Numbers) -> dict[str, int]:
+        settings = self._settings
+        drawn = keys_of(self._workload, np.arange(self._rows, dtype=np.int64))
+        by_key = np.bincount(drawn, minlength=settings.keys).astype(np.int64)
+        size = settings.state_bytes
+        expected = {k: (n, digest(ballast(k, size)) if size else None) for k, n in enumerate(by_key.tolist())}
+        ballasts = sf.xxhash64("ballast.bytes") if size else sf.lit(None)
+        state = self._flock.state(NAME).select("key", "state.n", ballasts.alias("digest")).collect()
+        found = [(row.key, (row.n, row.digest)) for row in state]
+        return {**counted(keys, counts, by_key), "wrong_state": wrong_keys(found, expected)}
+
+
+def sideways(fraction: float, hosts: int, groups: int) -> list[int]:
+    """Groups to move to the last host: as many of each other one, which begin as contiguous even ranges."""
+    from_host = [[group for group in range(groups) if group * hosts // groups == host] for host in range(hosts - 1)]
+    wanted = round(fraction * groups)
+    each = [wanted * (at + 1) // len(from_host) - wanted * at // len(from_host) for at in range(len(from_host))]
+    return [group for owned, count in zip(from_host, each, strict=True) for group in owned[:count]]
+
+
+def shape(settings: Settings) -> dict[str, Any]:
+    return {"workload": "key-count", "keys": settings.keys, "lanes": LANES, "seed": settings.seed}
+
+
+def operator_frame(spark: SparkSession, flock: godwit.Flock, settings: Settings, options: dict[str, Any]) -> DataFrame:
+    """The operator over its input; all keys have their state before the first row."""
+    initial = spark.range(settings.keys).select(sf.col("id").alias("key"))
+    return flock.process(
+        load.source(spark, options), "key", Tally(settings.state_bytes), initialState=initial, name=NAME
+    )
+
+
+def _stall(report: dict[str, Any]) -> dict[str, Any]:
+    """Over the rows of moving keys that waited in a host."""
+    return {f"stall_{name}": report["stall"][name] for name in ("rows", "p50_ms", "p99_ms", "max_ms")}
+
+
+def _short(value: float) -> float:
+    return value if isinstance(value, int) else round(value, 2)

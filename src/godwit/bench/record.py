@@ -1,0 +1,79 @@
+"""With what a figure was measured: commit, versions, machine; and where figures are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+RESULTS: Final = Path("benchmarks/results")
+LIBRARIES: Final = ("godwit", "pyspark", "pyarrow", "numpy")
+
+
+def commit() -> str:
+    """What is checked out, with + when the sources differ from it; GODWIT_COMMIT says it where there is no repository."""
+    told = os.environ.get("GODWIT_COMMIT")
+    if told:
+        return told
+    try:
+        head = _git("rev-parse", "--short", "HEAD")
+        differs = _git("diff", "--quiet", "HEAD", "--", ".").returncode
+    except OSError:
+        return "unknown"
+    return (head.stdout.strip() + ("+" if differs else "")) if not head.returncode else "unknown"
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(Path(__file__).parents[1]), "--no-optional-locks", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def machine() -> dict[str, Any]:
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory_bytes / 2**30),
+        "system": platform.system(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+
+
+def circumstances(benchmark: str, run: str) -> dict[str, Any]:
+    """What every line of results begins with."""
+    return {
+        "benchmark": benchmark,
+        "run": run,
+        "commit": commit(),
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def run_id() -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+def keep(name: str, line: dict[str, Any]) -> Path:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.jsonl"
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    return path

@@ -1,0 +1,93 @@
+"""The parameters of a run, with their defaults, and which combinations make no sense. Knows nothing of Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
+
+from godwit.control.orders import DEFAULT_ORDER, ORDERS
+from godwit.errors import DefinitionError
+from godwit.migration import PROTOCOLS
+
+RESTART: Final = "restart"
+STANDBY: Final = "standby"
+ALL_PROTOCOLS: Final = (*PROTOCOLS, RESTART)
+Target = Literal["sideways", "scale-out"]
+TARGETS: Final = get_args(Target)
+HOSTS_MAX: Final = 64
+RESTART_MORE_S: Final = 15.0  # a restart takes all processes down: the load must last until it is over
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One run. `rate` None: `load` times the capacity that is measured first."""
+
+    protocol: str = "live"
+    order: str = DEFAULT_ORDER
+    keys: int = 10_000
+    state_bytes: int = 1_024
+    fraction: float = 0.5
+    rate: int | None = None
+    load: float = 0.5
+    hosts: int = 2
+    target: Target = "sideways"
+    warm_up_s: float = 8.0
+    steady_s: float = 10.0
+    after_s: float = 12.0
+    trigger_ms: int = 0
+    seed: int = 0
+
+    def checked(self) -> Settings:
+        for name, good, allowed in (
+            ("protocol", self.protocol in ALL_PROTOCOLS, f"one of {', '.join(ALL_PROTOCOLS)}"),
+            ("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}"),
+            ("target", self.target in TARGETS, f"one of {', '.join(TARGETS)}"),
+            ("keys", self.keys >= 1, "1 or more"),
+            ("state_bytes", 0 <= self.state_bytes <= 64 << 20, "0 to 67108864"),
+            ("fraction", 0 < self.fraction < 1, "between 0 and 1"),
+            ("rate", self.rate is None or self.rate >= 1, "1 or more"),
+            ("load", 0 < self.load <= 1, "over 0, up to 1"),
+            ("hosts", 1 <= self.hosts <= HOSTS_MAX, f"1 to {HOSTS_MAX}"),
+            ("trigger_ms", self.trigger_ms >= 0, "0 or more"),
+            ("seed", self.seed >= 0, "0 or more"),
+            ("seconds", min(self.warm_up_s, self.steady_s, self.after_s) > 0, "three numbers over 0"),
+        ):
+            if not good:
+                raise DefinitionError(f"--{name.replace('_', '-')} must be {allowed}")
+        self._check_fitting()
+        return self
+
+    def _check_fitting(self) -> None:
+        if self.target == "sideways" and (self.hosts < 2 or self.fraction > 1 - 1 / self.hosts + 1e-9):
+            most = 1 - 1 / self.hosts
+            raise DefinitionError(
+                f"with --hosts {self.hosts} at most {most:.2f} of the keys can move to the last of them",
+                todo="Give more hosts, a smaller --fraction, or --target scale-out",
+            )
+        if self.target == "scale-out" and self.protocol == STANDBY:
+            raise DefinitionError(
+                "--protocol standby hands over to copies on a host that is there already", todo="Use --target sideways"
+            )
+
+    @property
+    def hosts_after(self) -> int:
+        """Scaling out evenly to n hosts moves 1 - hosts/n of the keys."""
+        return (
+            max(self.hosts + 1, round(self.hosts / (1 - self.fraction))) if self.target == "scale-out" else self.hosts
+        )
+
+    @property
+    def watched_s(self) -> float:
+        """How long the load goes on after the request."""
+        return self.after_s + (RESTART_MORE_S if self.protocol == RESTART else 0.0)
+
+    def quick(self) -> Settings:
+        """Small enough to see in a minute that all works; figures of it mean little."""
+        return replace(
+            self,
+            keys=min(self.keys, 1_000),
+            rate=self.rate or 4_000,
+            warm_up_s=min(self.warm_up_s, 4.0),
+            steady_s=min(self.steady_s, 4.0),
+            after_s=min(self.after_s, 5.0),
+        )

@@ -1,0 +1,60 @@
+"""The `godwit` command: which words it knows, and how it answers mistakes: one line, and exit code 2.
+
+What a word does is in the module of that name; libraries that take long to load are loaded only by the word that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from godwit.errors import GodwitError
+
+ABOUT = "Live, exactly-once keyed state for PySpark Structured Streaming."
+WRONG = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes are told in one line; --help has the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> Parser:
+    from godwit.cli import bench, looking
+
+    root = Parser(prog="godwit", description=ABOUT, allow_abbrev=False)
+    words = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    demo = words.add_parser(
+        "demo", help="a running query that is scaled, moved, drained and hit, checked for exactness"
+    )
+    demo.set_defaults(run=_demo)
+    bench.add(words)
+    looking.add(words)
+    return root
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        code: int = given.run(given)
+    except GodwitError as error:
+        print(f"godwit: {error}", file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        print("godwit: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read the output has had enough of it
+        sys.stderr.close()
+        return 1
+    return code
+
+
+def _demo(given: argparse.Namespace) -> int:
+    del given
+    from godwit.demo import main as demo
+
+    return demo()

@@ -1,0 +1,224 @@
+"""`godwit bench`: flags into settings, progress to stderr, one JSON object per run to where it is wanted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TextIO
+
+from godwit.bench.aims import aims, sound
+from godwit.bench.settings import ALL_PROTOCOLS, STANDBY, TARGETS, Settings
+from godwit.cli.progress import watching
+from godwit.control.orders import ORDERS
+from godwit.errors import DefinitionError
+
+DEFAULTS = Settings()
+MIGRATION = """
+Moves keys of a running query from host to host and measures what its rows suffer. The query counts rows per key, beside a
+value that makes each key's state as large as wanted; its input comes at a fixed rate, whatever the query does (open loop). A
+row's latency runs from the time it was due until it left the operator. One JSON object per run is printed, with all
+parameters, versions, machine, and these figures:
+
+  steady_*             latency in the part before the request: mean, sigma, p50, p99, and its drift from the first
+                       half to the second: beyond sigma, the query did not keep up and the rest means little
+  disruption_ms        total time in which rows left with a latency of at least the steady mean + 5 sigma
+  peak_jitter_p99_ms   the highest p99 of a 100 ms window after the request, less the steady mean
+  peak_jitter_max_ms   the highest latency of a row after the request, less the steady mean
+  stabilise_s          from the request until the last such late row left; null if latency was not back at the end
+  stall_*              how long rows of moving keys waited in a host, over the rows that did wait
+  reconfiguration_s    from the request until the last key served at its target
+  keys_moved, bytes_moved, and what went through two hosts on that account: rows_sent_twice, bytes_sent_twice
+  extra_memory_bytes_max   the hosts' peak resident memory during the move, less the peak before it
+  load_outlasted_it    whether rows were still coming when the move ended; if not, give --seconds a longer last part
+  lost, duplicated, out_of_order, wrong_state   exactness: always 0, or the exit code is 1
+"""
+REST = """
+What being able to move keys costs while nothing is moved: rows a second of the same query with that support, and without it
+(a switch that exists for this measurement only). Runs of the two are interleaved; the ratio is taken pair by pair.
+"""
+EXAMPLES = """
+examples:
+  godwit bench migration --quick --json -
+  godwit bench migration --protocol all --runs 5 --check --keep
+  godwit bench migration --protocol live,push --keys 100000 --target scale-out --rate 20000
+"""
+
+
+def add(words: Any) -> None:
+    bench = words.add_parser("bench", help="measure what a reconfiguration costs")
+    kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    _add_migration(_kind(kinds, "migration", "keys move while rows come in", MIGRATION, EXAMPLES))
+    _add_rest(_kind(kinds, "rest", "nothing moves: what the support for it costs", REST, ""))
+
+
+def _kind(kinds: Any, name: str, brief: str, about: str, examples: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = kinds.add_parser(
+        name,
+        help=brief,
+        description=about,
+        epilog=examples,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return made
+
+
+def _add_migration(flags: argparse.ArgumentParser) -> None:
+    flags.add_argument(
+        "--protocol",
+        default=DEFAULTS.protocol,
+        metavar="P[,P...]",
+        help=f"one, several or all of {', '.join(ALL_PROTOCOLS)} (%(default)s)",
+    )
+    flags.add_argument("--order", default=DEFAULTS.order, choices=ORDERS, help="in which order keys go (%(default)s)")
+    flags.add_argument("--fraction", type=float, default=DEFAULTS.fraction, help="of the keys that move (%(default)s)")
+    flags.add_argument("--rate", type=int, help="rows a second; unless given, --load of the measured capacity")
+    flags.add_argument("--load", type=float, default=DEFAULTS.load, help="share of the capacity (%(default)s)")
+    flags.add_argument(
+        "--target",
+        default=DEFAULTS.target,
+        choices=TARGETS,
+        help="sideways: to the last of the hosts; scale-out: to new ones, as many as take that fraction (%(default)s)",
+    )
+    flags.add_argument(
+        "--seconds",
+        default=f"{DEFAULTS.warm_up_s:g}/{DEFAULTS.steady_s:g}/{DEFAULTS.after_s:g}",
+        metavar="W/S/A",
+        help="of load: warm-up, steady part, and after the request; a restart is watched 15 s longer (%(default)s)",
+    )
+    flags.add_argument(
+        "--trigger-ms", type=int, default=DEFAULTS.trigger_ms, help="0: as soon as possible (%(default)s)"
+    )
+    flags.add_argument("--quick", action="store_true", help="small and short: to see that all works")
+    flags.add_argument("--check", action="store_true", help="compare with the aims; exit code 1 if one is missed")
+    _add_shared(flags, runs=1)
+    flags.set_defaults(run=_migration)
+
+
+def _add_rest(flags: argparse.ArgumentParser) -> None:
+    flags.add_argument("--batches", type=int, default=40, help="measured in each run (%(default)s)")
+    flags.add_argument("--batch-rows", type=int, default=50_000, help="rows of a batch (%(default)s)")
+    _add_shared(flags, runs=5)
+    flags.set_defaults(run=_rest)
+
+
+def _add_shared(flags: argparse.ArgumentParser, runs: int) -> None:
+    flags.add_argument("--keys", type=int, default=DEFAULTS.keys, help="how many there are (%(default)s)")
+    flags.add_argument("--state-bytes", type=int, default=DEFAULTS.state_bytes, help="of each key (%(default)s)")
+    flags.add_argument("--hosts", type=int, default=DEFAULTS.hosts, help="at the beginning (%(default)s)")
+    flags.add_argument("--runs", type=int, default=runs, help="of each kind (%(default)s)")
+    flags.add_argument("--seed", type=int, default=DEFAULTS.seed, help="of the rows; each run adds one (%(default)s)")
+    flags.add_argument(
+        "--json", metavar="FILE", default="-", help="where results go, - for standard output (%(default)s)"
+    )
+    flags.add_argument("--keep", action="store_true", help="append the results to benchmarks/results/ too")
+
+
+# -- from flags to settings ------------------------------------------------------------------------------------------
+
+
+def settings(given: argparse.Namespace) -> list[Settings]:
+    """One for each protocol, in the order given."""
+    seconds = _seconds(given.seconds)
+    base = Settings(
+        order=given.order,
+        keys=given.keys,
+        state_bytes=given.state_bytes,
+        fraction=given.fraction,
+        rate=given.rate,
+        load=given.load,
+        hosts=given.hosts,
+        target=given.target,
+        warm_up_s=seconds[0],
+        steady_s=seconds[1],
+        after_s=seconds[2],
+        trigger_ms=given.trigger_ms,
+        seed=given.seed,
+    )
+    base = base.quick() if given.quick else base
+    return [replace(base, protocol=name).checked() for name in _protocols(given.protocol, given.target)]
+
+
+def _protocols(text: str, target: str) -> list[str]:
+    if text == "all":  # copies on a host that is not there yet are none
+        return [name for name in ALL_PROTOCOLS if name != STANDBY or target != "scale-out"]
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def _seconds(text: str) -> tuple[float, float, float]:
+    try:
+        warm_up, steady, after = map(float, text.split("/"))
+    except ValueError:
+        raise DefinitionError(f"--seconds {text!r} is not three numbers with / between them") from None
+    return warm_up, steady, after
+
+
+def _check_runs(given: argparse.Namespace, *more: str) -> None:
+    for name in ("runs", *more):
+        if getattr(given, name) < 1:
+            raise DefinitionError(f"--{name.replace('_', '-')} must be 1 or more")
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+def _migration(given: argparse.Namespace) -> int:
+    _check_runs(given)
+    chosen = settings(given)
+    from godwit.bench.series import migrations
+
+    with watching() as watch:
+        lines = _written(migrations(chosen, given.runs, watch), given, "migration")
+    missed = _say_aims(lines) if given.check else False
+    return int(missed or not all(map(sound, lines)))
+
+
+def _rest(given: argparse.Namespace) -> int:
+    _check_runs(given, "batches", "batch_rows")
+    base = replace(DEFAULTS, keys=given.keys, state_bytes=given.state_bytes, hosts=given.hosts, seed=given.seed)
+    base = replace(base, target="scale-out").checked()  # any number of hosts will do, nothing moves
+    from godwit.bench.rest import rest
+
+    with watching() as watch:
+        _written(rest(base, given.runs, given.batches, given.batch_rows, watch), given, "rest")
+    return 0
+
+
+def _written(lines: Iterable[dict[str, Any]], given: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    """Each line as soon as it is there: a long series that is cut short has given what it had."""
+    from godwit.bench.record import keep
+
+    kept = []
+    with _output(given.json) as file:
+        for line in lines:
+            print(json.dumps(line), file=file, flush=True)
+            if given.keep:
+                keep(name, line)
+            kept.append(line)
+    return kept
+
+
+@contextmanager
+def _output(name: str) -> Iterator[TextIO]:
+    if name == "-":
+        yield sys.stdout
+        return
+    try:
+        file = open(name, "w")  # noqa: PTH123, SIM115 closed below; named as the user named it
+    except OSError as error:
+        raise DefinitionError(f"--json {name}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _say_aims(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether one is missed."""
+    found = aims(lines)
+    for aim in found:
+        word = {True: "met", False: "MISSED", None: "open"}[aim.met]
+        print(f"{word:<7} {aim.text}: {aim.measured}", file=sys.stderr)
+    return any(aim.met is False for aim in found)

@@ -1,0 +1,91 @@
+"""One Flight stream to one generation of a host, from its beginning to its end. It never comes back; a link opens another.
+
+Messages are written by whoever sends and read by a thread of the stream's own, so that neither side ever waits for the other
+to read.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from godwit.runtime.link_pieces import Finish, Piece
+from godwit.transport import wire
+from godwit.transport.flight import GONE, Client, wrong_token
+
+ENDED_S = 1.0  # within which the reading thread has seen the end of a stream that can no longer be written
+
+
+class Stream:
+    def __init__(self, address: str, token: str, schema: pa.Schema, **header: Any) -> None:
+        self._address = address
+        self._client = Client(address, token)
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        try:
+            self._writer, self._reader = self._client.exchange(**header)
+            self._writer.begin(schema)
+        except flight.FlightUnauthenticatedError as error:
+            self._client.close()
+            raise wrong_token(address) from error
+        except GONE:
+            self._client.close()
+            raise
+        self._draining = threading.Thread(target=self._drain, name=f"godwit-stream-{address}", daemon=True)
+        self._draining.start()
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                message = self._reader.read_chunk()
+            except BaseException as error:  # noqa: BLE001 whoever reads the inbox raises it
+                self._inbox.put(error)
+                return
+            self._inbox.put(message)
+
+    def read(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
+        message = self._inbox.get()
+        if isinstance(message, BaseException):
+            self._inbox.put(message)  # it stays ended
+            if isinstance(message, flight.FlightUnauthenticatedError):
+                raise wrong_token(self._address) from message
+            raise message
+        return wire.unpack(message.app_metadata, kind), message.data
+
+    def write(self, message: Piece | Finish, seen: int) -> None:
+        note = message.note(seen)
+        try:
+            if isinstance(message, Piece):
+                self._writer.write_with_metadata(message.batch, note)
+            else:
+                self._writer.write_metadata(note)
+        except pa.ArrowInvalid as error:  # what Arrow calls a stream that the host has ended, but bad data too
+            self._draining.join(ENDED_S)
+            if self._draining.is_alive():
+                raise
+            raise flight.FlightUnavailableError("the host has ended the stream") from error
+
+    def close(self) -> None:
+        """All has been said and answered."""
+        self._close_writer()
+        self._client.close()
+
+    def hang_up(self) -> None:
+        """Cancel a stream that the host may be ending at this very moment.
+
+        Arrow answers the end of a stream by ending its own side, in the thread that reads; if another thread does so too at
+        that time, gRPC ends the process. So the reading thread comes first.
+        """
+        self._reader.cancel()
+        self._draining.join()
+        self._close_writer()
+        self._client.close()
+
+    def _close_writer(self) -> None:
+        with suppress(*GONE, flight.FlightError, pa.ArrowInvalid):  # what the host had to say has been read
+            self._writer.done_writing()
+            self._writer.close()

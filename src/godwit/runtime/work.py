@@ -1,0 +1,87 @@
+"""What goes into an instance and what comes out of it: chunks, work, and what is counted on the way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from godwit.model.progress import BatchRef
+from godwit.runtime.rows import Index, Times
+from godwit.state.changes import Changes
+from godwit.state.keys import Key
+
+Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
+# Asks whether a run not seen before is the newest: request, last batch, fresh.
+Admit = Callable[[BatchRef, int, bool], None]
+SAMPLE_MAX = 2048
+
+
+class Follower(Protocol):
+    """Somebody who is told what was applied, after it was applied and before anything else is."""
+
+    def applied(
+        self, request: BatchRef, lane: str, chunk: Chunk, times: Times, keys: Sequence[Key], work: Work
+    ) -> None: ...
+
+    def changed(self, batch: int, changes: Changes) -> None:
+        """State changed otherwise than by rows: timers fired, or something outlived its time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows as they came: the user's columns, row numbers, routing hashes."""
+
+    batch: pa.RecordBatch
+    rows: Index
+    hashes: Index
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def filter(self, mask: Any) -> Chunk:
+        if mask.all():
+            return self
+        return Chunk(self.batch.filter(pa.array(mask)), self.rows[mask], self.hashes[mask])
+
+
+@dataclass(slots=True)
+class Counters:
+    """What `status()` shows of an instance."""
+
+    rows: int = 0
+    outputs: int = 0
+    replayed: int = 0
+    late: int = 0
+    timers_fired: int = 0
+    busy_s: float = 0.0
+    hashes: deque[tuple[int, Index]] = field(
+        default_factory=lambda: deque(maxlen=64)
+    )  # (each stands for, some of late)
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=20))  # (batch began at ms, rows so far)
+
+    def sample(self, hashes: Index) -> None:
+        """Remember some routing hashes, for telling what is hot: copies, because a view would keep its chunk alive."""
+        each = -(-len(hashes) // SAMPLE_MAX)
+        self.hashes.append((each, hashes[::each].copy()))
+
+    def rate(self) -> float:
+        """Rows a second over the last batches."""
+        if len(self.recent) < 2 or self.recent[-1][0] == self.recent[0][0]:
+            return 0.0
+        (began_ms, before), (ended_ms, after) = self.recent[0], self.recent[-1]
+        return (after - before) * 1000 / (ended_ms - began_ms)
+
+
+@dataclass(slots=True)
+class Work:
+    """Outputs to send back (with the row column) and parts to make durable first."""
+
+    outputs: list[pa.RecordBatch] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    changes: Changes = field(default_factory=Changes)
+    lsn: int = -1  # the host's: where in the changelog all of this and all before it is
