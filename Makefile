@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 
-.PHONY: help venv lint test test-unit test-long faults bench bench-throughput bench-recovery bench-report demo clean
+.PHONY: help venv lint test test-unit test-long faults bench bench-throughput bench-recovery bench-migration bench-report demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ test-long: venv ## the tests that take minutes: clusters, every fault point
 faults: venv ## every test that kills processes, the long ones too
 	$(WITH_JAVA) $(BIN)/pytest -m faults $(ARGS)
 
-bench: bench-throughput bench-recovery bench-report ## all benchmarks, then the figures in README and docs
+bench: bench-throughput bench-recovery bench-migration bench-report ## all benchmarks, then the figures in README and docs
 
 bench-throughput: venv ## rows per second and batch latency, beside Spark's own operators
 	$(WITH_JAVA) $(BIN)/python -m benchmarks.throughput $(ARGS)
@@ -45,11 +45,15 @@ bench-throughput: venv ## rows per second and batch latency, beside Spark's own 
 bench-recovery: venv ## how soon a killed host serves again
 	$(WITH_JAVA) $(BIN)/python -m benchmarks.recovery $(ARGS)
 
+bench-migration: venv ## what rows suffer while keys move, by protocol, and what the support costs at rest
+	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench migration --protocol all --runs 5 --keep $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench rest --keep
+
 bench-report: venv ## write README's and docs' figures from the newest results
 	$(BIN)/python -m benchmarks.report $(ARGS)
 
-demo: venv ## traffic monitoring with a host killed on the way, checked for exactness
-	$(WITH_JAVA) $(BIN)/python -m godwit.demo $(ARGS)
+demo: venv ## traffic monitoring, scaled, moved, drained and hit while it runs, checked for exactness
+	$(WITH_JAVA) $(BIN)/python -m godwit.cli demo $(ARGS)
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import newest
+from godwit.bench.aims import aims
+from godwit.bench.measures import spread as spread_of
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
@@ -96,6 +98,75 @@ def recovery_lines() -> list[str]:
     return lines
 
 
+MIGRATION = {  # heading: field, digits, how many of the field's unit make one
+    "stall p50, ms": ("stall_p50_ms", 1, 1),
+    "stall p99, ms": ("stall_p99_ms", 1, 1),
+    "stall max, ms": ("stall_max_ms", 1, 1),
+    "disruption, ms": ("disruption_ms", 0, 1),
+    "peak jitter (p99), ms": ("peak_jitter_p99_ms", 0, 1),
+    "reconfiguration, s": ("reconfiguration_s", 2, 1),
+    "stabilise, s": ("stabilise_s", 2, 1),
+    "rows sent twice": ("rows_sent_twice", 0, 1),
+    "extra memory, MB": ("extra_memory_bytes_max", 0, 1e6),
+}
+
+
+def migration_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Medians with spread, by protocol, then the aims."""
+    lines = [f"| protocol | {' | '.join(MIGRATION)} |", "|---" * (len(MIGRATION) + 1) + "|"]
+    for protocol in dict.fromkeys(row["protocol"] for row in rows):
+        mine = [row for row in rows if row["protocol"] == protocol]
+        cells = [_cell([row[field] for row in mine], digits, per) for field, digits, per in MIGRATION.values()]
+        lines.append(f"| {protocol} | {' | '.join(cells)} |")
+    return [*lines, "", *(f"- {_word(aim.met)}: {aim.text}: {aim.measured}" for aim in aims(rows))]
+
+
+def _cell(values: list[float | None], digits: int, per: float) -> str:
+    found = spread_of(values)
+    if found is None:
+        return "not reached"
+    low, mid, high = (f"{found[name] / per:,.{digits}f}" for name in ("min", "median", "max"))
+    return mid if low == high else f"{mid} ({low}-{high})"
+
+
+def _word(met: bool | None) -> str:
+    return {True: "met", False: "**missed**", None: "open"}[met]
+
+
+def migration_part() -> list[str]:
+    """Nothing before the first series is kept."""
+    rows = newest("migration")
+    if not rows:
+        return []
+    first = rows[0]
+    share = f" ({first['load']:.0%} of the measured capacity)" if first["capacity_rows_per_s"] else ""
+    return [
+        "## Keys that move while rows come in",
+        f"Measured on {measured_on('migration')}. {first['keys']:,} keys x {first['state_bytes']:,} B,",
+        f"{middle(rows, 'keys_moved'):,.0f} of them moved ({first['target']}), {first['hosts']} hosts,",
+        f"{first['rate_rows_per_s']:,} rows/s{share}, {len({row['repeat'] for row in rows})} runs.",
+        f"Steady latency {middle(rows, 'steady_mean_ms'):,.0f} ms, sigma {middle(rows, 'steady_sigma_ms'):,.0f} ms. Made by",
+        "`make bench-migration`; `godwit bench migration --help` says what the words mean.",
+        "",
+        *migration_lines(rows),
+        "",
+        *rest_part(),
+    ]
+
+
+def rest_part() -> list[str]:
+    rows = newest("rest")
+    if not rows:
+        return []
+    ratio = rows[-1]["ratio"]
+    return [
+        f"Nothing moved, on {measured_on('rest')}: throughput {ratio['median']:.3f}",
+        f"({ratio['min']:.3f}-{ratio['max']:.3f}) of the same query without support for moving keys,",
+        f"over {ratio['runs']:.0f} pairs of runs (aim: 0.98).",
+        "",
+    ]
+
+
 def measured_on(name: str) -> str:
     rows = newest(name)
     if not rows:
@@ -125,6 +196,7 @@ def page() -> str:
         "",
         *recovery_lines(),
         "",
+        *migration_part(),
     ]
     return "\n".join(parts)
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 
 import godwit
 from godwit.bench import load
-from godwit.bench.measures import Numbers, Steady, counted, drift_ms, interruption, wrong_keys
+from godwit.bench.measures import Numbers, Steady, counted, drift_ms, interruption, peak_p99_ms, wrong_keys
 from godwit.bench.memory import Memory
 from godwit.bench.settings import RESTART, STANDBY, Settings
 from godwit.bench.tally import Tally, ballast, digest
@@ -30,6 +30,7 @@ from godwit.workload.rows import keys_of
 
 NAME: Final = "tally"
 LANES: Final = 2
+START_S: Final = 4.0  # rows for the time until the query is up: the warm-up begins with the first that comes out
 CAPACITY_BATCH_ROWS: Final = 50_000
 CAPACITY_BATCHES: Final = 12
 CAPACITY_WARM_UP: Final = 4
@@ -101,7 +102,7 @@ class _Run:
         self, spark: SparkSession, flock: godwit.Flock, directory: str, settings: Settings, rate: int, watch: Watch
     ) -> None:
         self._spark, self._flock, self._settings, self._watch = spark, flock, settings, watch
-        self._rows = int(rate * (settings.warm_up_s + settings.steady_s + settings.watched_s))
+        self._rows = int(rate * (START_S + settings.warm_up_s + settings.steady_s + settings.watched_s))
         options = {"rows_per_second": rate, "rows": self._rows, **shape(settings)}
         self._workload = Workload.from_options({name: str(value) for name, value in options.items()})
         watch.phase("filling state")
@@ -121,6 +122,7 @@ class _Run:
             **asdict(self._settings),
             **{f"steady_{name}": _short(value) for name, value in asdict(steady).items()},
             "steady_drift_ms": _short(drift_ms(before)),
+            "steady_peak_jitter_p99_ms": _short(peak_p99_ms(before, steady_from_s) - steady.mean_ms),
             **interruption(departures.between(requested_s), steady, requested_s),
             **_stall(report),
             **{ours: report[name] for name, ours in COSTS.items()},
@@ -136,10 +138,9 @@ class _Run:
         running, settings = self._running, self._settings
         self._watch.phase("warming up")
         running.wait_rows(1, self._show)
-        began_s = float(load.column(running.arrivals.rows(), "due").min()) / 1e6
+        steady_s = time.time() + settings.warm_up_s
         if settings.protocol == STANDBY:
             self._flock.standby(NAME, to=self._target(), groups=self._groups(), progress=False)
-        steady_s = began_s + settings.warm_up_s
         running.wait_until(steady_s, self._show)
         self._watch.phase("steady")
         running.wait_until(steady_s + settings.steady_s, self._show)

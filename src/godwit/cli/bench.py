@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TextIO
@@ -24,7 +24,8 @@ row's latency runs from the time it was due until it left the operator. One JSON
 parameters, versions, machine, and these figures:
 
   steady_*             latency in the part before the request: mean, sigma, p50, p99, and its drift from the first
-                       half to the second: beyond sigma, the query did not keep up and the rest means little
+                       half to the second: beyond sigma, the query did not keep up and the rest means little;
+                       steady_peak_jitter_p99_ms is what the peak jitter comes to when nothing moves
   disruption_ms        total time in which rows left with a latency of at least the steady mean + 5 sigma
   peak_jitter_p99_ms   the highest p99 of a 100 ms window after the request, less the steady mean
   peak_jitter_max_ms   the highest latency of a row after the request, less the steady mean
@@ -199,7 +200,21 @@ def _written(lines: Iterable[dict[str, Any]], given: argparse.Namespace, name: s
             if given.keep:
                 keep(name, line)
             kept.append(line)
+            print(summary(line), file=sys.stderr)
     return kept
+
+
+def summary(line: Mapping[str, Any]) -> str:
+    """The one or two figures that a person looks for first."""
+    if line["benchmark"] == "rest":
+        ratio = line["ratio"]
+        return f"throughput with support / without: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
+    return (
+        f"{line['protocol']}: {line['keys_moved']:,} keys in {line['reconfiguration_s']:.2f} s, "
+        f"stall p99 {line['stall_p99_ms']:.1f} ms, max {line['stall_max_ms']:.1f} ms, "
+        f"disruption {line['disruption_ms']:.0f} ms, peak jitter {line['peak_jitter_p99_ms']:.0f} ms "
+        f"on {line['steady_mean_ms']:.0f} ms, {'exact' if sound(line) else 'NOT SOUND'}"
+    )
 
 
 @contextmanager

@@ -44,5 +44,6 @@ def watching() -> Iterator[Watch]:
         yield Lines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # Standard output is for results: left to itself, the bar would draw it to stderr.
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
         yield Bar(progress, progress.add_task("starting", total=None))

@@ -27,6 +27,7 @@ from godwit.migration.events import (
     Event,
     Forget,
     Forward,
+    HandoverAsked,
     Lend,
     Missing,
     Offer,
@@ -198,6 +199,7 @@ class Origin:
         self._side_by_side = side_by_side or protocol.side_by_side
         self._open = not protocol.offers  # whether steps may go: begun, and offered where that is needed
         self._begun = False
+        self._handing_over = False
         self._of = {unit: step for step in self.steps for unit in step.units}
 
     @classmethod
@@ -223,6 +225,8 @@ class Origin:
             case Wanted():
                 for step in self._containing(event.units):
                     effects += self._advance(step, event)
+            case HandoverAsked():
+                self._handing_over = True  # also what has not come so far yet
             case AbortAsked():
                 self.reason = self.reason or event.reason or "aborted"
                 effects += self._all(event)
@@ -235,8 +239,8 @@ class Origin:
                     self._open = self._open or isinstance(event, Offered)
                     effects += self._all(event)
                 else:
-                    step = self._step(number)
-                    effects += self._advance(step, event) if step is not None else []
+                    found = self._step(number)
+                    effects += self._advance(found, event) if found is not None else []
         effects += self._next()
         return effects
 
@@ -253,7 +257,7 @@ class Origin:
         return action(step)
 
     def _next(self) -> list[Effect]:
-        effects: list[Effect] = []
+        effects: list[Effect] = self._all(HandoverAsked()) if self._handing_over else []
         while self._begun and self._open:
             ready = [step for step in self.steps if (step.phase, Turn) in self.protocol.table]
             under_way = sum(step.phase not in OVER and step not in ready for step in self.steps)

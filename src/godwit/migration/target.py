@@ -134,6 +134,10 @@ class Target:
                 number = getattr(event, "step")  # noqa: B009 events without a step are above
                 return self._advance(self.steps.setdefault(number, Step(number)), event)
 
+    @property
+    def settled(self) -> bool:
+        return all(step.phase in (Phase.ABSENT, Phase.SERVING, Phase.DROPPED) for step in self.steps.values())
+
     def _unserved(self) -> Units:
         """What was promised and is now neither prepared nor served: with the connection gone, nobody brings it."""
         left = self.promised

@@ -37,13 +37,19 @@ class Watermark:
         self.late = self.eviction
         self.eviction = max(self.eviction, self._lead() - self.delay_ms)
 
-    def merge(self, other: Mapping[str, Any]) -> None:
-        """What another instance in the same batch knows, too: it may have heard from lanes that had not heard of this one."""
-        self.eviction = max(self.eviction, other["eviction"])
-        self.late = max(self.late, other["late"])
-        for mine, theirs in ((self.lanes, other["lanes"]), (self.reported, other["reported"])):
-            for lane, event_max_ms in theirs.items():
-                mine[lane] = max(event_max_ms, mine.get(lane, event_max_ms))
+    def merge(self, other: Mapping[str, Any], same_batch: bool = True) -> None:
+        """What another instance knows, too: it may have heard from lanes that had not heard of this one.
+
+        If it has not come to this batch yet, what was reported to it counts already, and its own watermark is the one before.
+        """
+        _merge(self.lanes, other["lanes"])
+        if same_batch:
+            _merge(self.reported, other["reported"])
+            self.eviction, self.late = max(self.eviction, other["eviction"]), max(self.late, other["late"])
+        else:
+            _merge(self.lanes, other["reported"])
+            self.late = max(self.late, other["eviction"])
+            self.eviction = max(self.eviction, self.late, self._lead() - self.delay_ms)
 
     def upcoming(self) -> int:
         """The watermark after the batch in progress, for telling whether another batch would fire timers."""
@@ -64,3 +70,8 @@ class Watermark:
     def restore(self, data: Mapping[str, Any]) -> None:
         self.eviction, self.late = data["eviction"], data["late"]
         self.lanes, self.reported = dict(data["lanes"]), dict(data["reported"])
+
+
+def _merge(lanes: dict[str, int], others: Mapping[str, int]) -> None:
+    for lane, event_max_ms in others.items():
+        lanes[lane] = max(event_max_ms, lanes.get(lane, event_max_ms))

@@ -47,8 +47,8 @@ from godwit.runtime.leases import (
     write_lease,
     write_obituary,
 )
-from godwit.runtime.mover import Port
 from godwit.runtime.moves import Moves
+from godwit.runtime.orders import Port
 from godwit.runtime.parcels import chunk_from
 from godwit.runtime.seat import Seat
 from godwit.runtime.spec import Operator, OperatorSpec

@@ -173,8 +173,9 @@ class Instance:
         self._next_batch(request, now_ms)
         return True
 
-    def merge_watermark(self, watermark: Mapping[str, Any]) -> None:
-        self.watermark.merge(watermark)
+    def merge_watermark(self, watermark: Mapping[str, Any], same_batch: bool) -> None:
+        """What another instance knows of the lanes' event times, in this batch or at the end of the one before."""
+        self.watermark.merge(watermark, same_batch)
         self.times = self._times(self.times.processing_ms)
 
     @property

@@ -15,7 +15,8 @@ from godwit.migration.events import AbortAsked, HandoverAsked
 from godwit.migration.origin import PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
-from godwit.runtime.mover import Mover, Order, Port
+from godwit.runtime.mover import Mover, union
+from godwit.runtime.orders import Order, Port
 from godwit.runtime.receiver import Receiver, scan
 from godwit.runtime.rows import Index
 from godwit.runtime.seat import Seat
@@ -69,7 +70,9 @@ class Moves:
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
             order = Order(migration, instance.name, target, "pause", tuple(steps.values()))
-            self._start(Mover(self._port, seat, order, released=steps))
+            mover = Mover(self._port, seat, order, released=steps)
+            self._keep(mover)
+            mover.start()
         for migration, steps in _by_migration(ownership.incoming).items():
             origin = ownership.incoming[f"{migration}/{next(iter(steps))}"].origin
             receiver = Receiver(self._port, seat, migration, origin, steps)
@@ -109,27 +112,43 @@ class Moves:
                 operator=order.operator,
                 host=self._port.host,
             )
-        with seat.lock:
-            for units in order.steps:
-                for unit in units:
-                    share = instance.ownership.share(unit)
-                    if share.stand is not Stand.MINE:
-                        raise DefinitionError(
-                            f"{unit.kind} {unit.id} is not owned by {self._port.host} now: {share.stand.name} ({share.peer})",
-                            todo="Look at flock.routing() and ask again",
-                            operator=order.operator,
-                            host=self._port.host,
-                        )
-        self._start(Mover(self._port, seat, order))
+        with self._lock:
+            self._check_free(order, seat)
+            mover = Mover(self._port, seat, order)
+            self._keep(mover)
+        mover.start()
         return {}
 
-    def _start(self, mover: Mover) -> None:
-        with self._lock:
-            ended = [name for name, other in self._movers.items() if other.ended]
-            for name in ended[:-KEPT_MAX]:
-                del self._movers[name]
-            self._movers[mover.order.id] = mover
-        mover.start()
+    def _check_free(self, order: Order, seat: Seat) -> None:
+        """All of it must be this host's, and no other migration may be at it."""
+        ownership = seat.instance.ownership
+        assert ownership is not None
+        asked = union(order.steps)
+        for other in self._movers.values():
+            same = other.order.operator == order.operator and not other.ended
+            if same and asked.overlaps(other.units, len(ownership.groups)):
+                raise DefinitionError(
+                    f"some of these keys are being moved by {other.order.id}",
+                    todo="Wait for that migration, or abort it",
+                    operator=order.operator,
+                    host=self._port.host,
+                )
+        with seat.lock:
+            for unit in asked:
+                share = ownership.share(unit)
+                if share.stand is not Stand.MINE:
+                    raise DefinitionError(
+                        f"{unit.kind} {unit.id} is not owned by {self._port.host} now: {share.stand.name} ({share.peer})",
+                        todo="Look at flock.routing() and ask again",
+                        operator=order.operator,
+                        host=self._port.host,
+                    )
+
+    def _keep(self, mover: Mover) -> None:
+        ended = [name for name, other in self._movers.items() if other.ended]
+        for name in ended[:-KEPT_MAX]:
+            del self._movers[name]
+        self._movers[mover.order.id] = mover
 
     def _migration(self, request: dict[str, Any]) -> dict[str, Any]:
         """How it stands, at once or after something has changed."""
@@ -183,6 +202,9 @@ class Moves:
                 receiver = Receiver(self._port, seat, migration, wire.field(header, "origin", str))
                 self._receivers[migration] = receiver
         receiver.serve(reader, writer)
+        with self._lock:
+            if receiver.settled and self._receivers.pop(migration, None) is receiver:
+                receiver.close()
 
     # -- looking in --------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime import parcels
 from godwit.runtime.leases import host_directory, read_lease
-from godwit.runtime.mover import Port
+from godwit.runtime.orders import Port
 from godwit.runtime.rows import Times
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
@@ -111,6 +111,15 @@ class Receiver:
                 self._writer = None
             with self._acting:
                 self._handle(OriginLost())
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is open here any more."""
+        return self._writer is None and self._machine.settled
+
+    def close(self) -> None:
+        with self._seat.lock:
+            self._seat.wanted.remove(self.want)
 
     def _answer(self, kind: str, **fields: Any) -> None:
         with self._writing, suppress(*GONE, pa.ArrowInvalid):
@@ -267,7 +276,11 @@ class Receiver:
         return [instance.mark_part()] if instance.keep_up(progress, self._port.clock_ms()) else []
 
     def _rest(self, note: dict[str, Any], body: Any) -> None:
-        """The last of a step has come. It fits if both ends are in the same batch, and the origin has fired its timers."""
+        """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
+
+        That is so if this instance has fired those of the batch already, and the origin has not: it has not come to firing
+        them, or not even to the batch.
+        """
         instance = self._seat.instance
         progress, mark = Progress.from_dict(note["mark"]["progress"]), note["mark"]
         self._arrival(note["step"]).rest = note
@@ -275,8 +288,9 @@ class Receiver:
             parts = self._keep_up(progress)
             if parts:
                 self._log(parts)
-            timely = instance.spec.time_mode == "none" or mark["fired"] or not instance.fired
-            fits = (progress.batch >= instance.progress.batch and timely) or note["released"]
+            fired_there = mark["fired"] and progress.batch == instance.progress.batch
+            timely = instance.spec.time_mode == "none" or fired_there or not instance.fired
+            fits = timely or note["released"]
         self._handle(Arrived(note["step"], parcels.units_in(note), fits))
 
     # -- effects -----------------------------------------------------------------------------------------------------
@@ -324,13 +338,11 @@ class Receiver:
         rest = arrival.rest
         with self._seat.changed:
             same_batch = rest["mark"]["progress"]["batch"] == instance.progress.batch
-            parts: list[Part] = []
-            if same_batch:
-                parts = self._take_up(step, arrival)
-                instance.merge_watermark(rest["mark"]["watermark"])
-                parts.append(instance.mark_part())
-                if rest["mark"]["fired"] and not instance.fired:
-                    instance.fired_elsewhere.append(selects(units, self._ownership))
+            parts: list[Part] = self._take_up(step, arrival) if same_batch else []
+            instance.merge_watermark(rest["mark"]["watermark"], same_batch)
+            parts.append(instance.mark_part())
+            if same_batch and rest["mark"]["fired"] and not instance.fired:
+                instance.fired_elsewhere.append(selects(units, self._ownership))
             apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
             incoming = Incoming(units, self.origin, parcels.epochs_of(rest["epochs"]), apart)
             self._ownership.prepare(f"{self.id}/{step}", incoming)
@@ -342,7 +354,10 @@ class Receiver:
         self._handle(Durable(step))
 
     def _take_up(self, step: int, arrival: Arrival) -> list[Part]:
-        """The ledger of the batch in progress, and what the keys held before it."""
+        """The ledger of the batch in progress, and what the keys held before it.
+
+        An origin that is a batch behind has neither: nobody asks for a committed batch again.
+        """
         instance, batch = self._seat.instance, self._seat.instance.progress.batch
         parts: list[Part] = []
         if arrival.committed:

@@ -17,6 +17,7 @@ Numbering = Literal["position", "content", "columns"]
 class Route:
     """An operator and its flock, as shipped with a task.
 
+    `routing` is the table of when the operator was defined; the routing file may have a newer one, and neither need be right.
     `numbering` says what tells the rows of a batch apart when it is read again: their position in the partition, their
     content (after a shuffle, which has no order of its own), or lane and sequence columns.
     """

@@ -52,12 +52,12 @@ class Router:
         try:
             # Every host, also where no row will go: the batch and its event time concern them all.
             self._links.open(self._table.hosts)
-            yield from _ordered(self._links.take_timers())
+            yield from _ordered(self._links.timers())
             for window in windows(batches, self._route, self._task.lane):
                 self._send(window, wire_schema)
                 yield from self._collect(WINDOWS_MAX - 1)
             yield from self._collect(0)
-            yield from self._finish()
+            self._finish()
         except GodwitError as error:
             request = self._task.request
             raise error.at(operator=self._route.operator, batch=request.batch, lane=self._task.lane) from None
@@ -113,15 +113,14 @@ class Router:
         while len(self._sent) > (0 if self._rounds.learnt else left):
             lane, pieces = self._sent.popleft()
             outputs = self._rounds.see_through(lane, pieces)
-            yield from _ordered([*self._links.take_timers(), *outputs])
+            yield from _ordered(outputs)
         if not self._sent:
             self._rounds.learnt = False
 
-    def _finish(self) -> Iterator[pa.RecordBatch]:
+    def _finish(self) -> None:
         """A lane made of columns may be cut otherwise when it is read again, so its number of rows proves nothing."""
         rows = None if self._route.numbering == "columns" else self._row_count
         self._links.finish(rows, self._event_max_ms)
-        yield from _ordered(self._links.take_timers())
 
 
 def newest_table(route: Route, file: RoutingFile) -> OwnerTable:

@@ -7,6 +7,7 @@ waited for, however long that takes it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -25,18 +26,21 @@ class Links:
         self._known = frozenset(table.hosts)
         self._version = table.version
         self._links: dict[str, Link] = {}
-        self._timers: list[pa.RecordBatch] = []
 
     def open(self, hosts: Iterable[str]) -> None:
-        """Those that are not open yet. All are asked before the first answer is waited for."""
+        """Those that are not open yet. All are asked before the first answer is waited for.
+
+        Outputs of timers leave before all rows, so that a retry puts them in the same place: a host that turns up later
+        gives them to a lane that knows it from the start, in this batch or the next.
+        """
         missing = [host for host in hosts if host not in self._links]
-        new = [Link(host, self._route, self._task, self._schema, self._left) for host in missing]
+        task = replace(self._task, carries=False) if self._links else self._task
+        new = [Link(host, self._route, task, self._schema, self._left) for host in missing]
         self._links |= {link.host: link for link in new}
         for link in new:
             link.reach()
         for link in new:
             link.connect()
-        self._timers += [link.timers for link in new if link.timers is not None]
 
     def _left(self, host: str) -> bool:
         """A host joins the file before anybody hears of it, so one that is neither there nor in our first table was there."""
@@ -48,10 +52,9 @@ class Links:
     def retired(self) -> list[str]:
         return [host for host, link in self._links.items() if link.retired]
 
-    def take_timers(self) -> list[pa.RecordBatch]:
-        """What timers put out at hosts that were opened since this was asked last."""
-        taken, self._timers = self._timers, []
-        return taken
+    def timers(self) -> list[pa.RecordBatch]:
+        """What timers have put out at the hosts that are open."""
+        return [link.timers for link in self._links.values() if link.timers is not None]
 
     def send(self, piece: Piece) -> None:
         self._links[piece.host].send(piece)

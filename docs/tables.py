@@ -1,0 +1,92 @@
+"""Draws the tables in protocols.md from the machines themselves: `python -m docs.tables` writes them, --check only looks.
+
+What a protocol shares with all others is drawn once; of each protocol only what is its own.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from godwit.migration import PROTOCOLS
+from godwit.migration.origin import COMMON, REVOCABLE, Phase, Protocol
+from godwit.migration.target import TABLE as TARGET_TABLE
+
+PAGE = Path(__file__).with_name("protocols.md")
+Line = tuple[str, ...]
+HEAD = ("phase", "event", "done", "next phase")
+BLOCK = re.compile(r"(<!-- drawn:(?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def page() -> str:
+    """The page with its tables as the code has them now."""
+    made = blocks()
+    return BLOCK.sub(lambda found: f"{found[1]}{made[found['name']]}\n{found[3]}", PAGE.read_text())
+
+
+def blocks() -> dict[str, str]:
+    own = {name: own_table(protocol) for name, protocol in PROTOCOLS.items()}
+    tables: list[Mapping[tuple[Any, type], Any]] = [COMMON, TARGET_TABLE, *(protocol.table for protocol in PROTOCOLS.values())]
+    heard = {event: None for table in tables for _, event in table}
+    return own | {
+        "common": markdown(HEAD, once(lines(COMMON))),
+        "target": markdown(HEAD, lines(TARGET_TABLE)),
+        "events": markdown(("event", "what has happened"), [(e.__name__, meaning(e)) for e in heard]),
+    }
+
+
+def own_table(protocol: Protocol) -> str:
+    own = {key: value for key, value in protocol.table.items() if COMMON.get(key) != value}
+    by_phase = sorted(lines(own), key=lambda line: list(Phase).index(Phase[line[0]]))
+    return f"`{' → '.join(path(protocol))}`\n\n{markdown(HEAD, by_phase)}"
+
+
+def path(protocol: Protocol) -> list[str]:
+    """The phases of a step that goes well: the shortest way from the first to the last."""
+    ways = deque([[Phase.QUEUED]])
+    while ways[0][-1] is not Phase.DONE:
+        way = ways.popleft()
+        after = [value[0] for (phase, _), value in protocol.table.items() if phase is way[-1]]
+        ways += [[*way, phase] for phase in after if phase not in way]
+    return [phase.name for phase in ways[0]]
+
+
+def once(rows: Sequence[Line]) -> list[Line]:
+    """A line that is the same for all phases before the commit point is drawn once."""
+    revocable = {phase.name for phase in REVOCABLE}
+    phases: dict[Line, set[str]] = {}
+    for phase, *rest in rows:
+        phases.setdefault(tuple(rest), set()).add(phase)
+    shared = {rest: None for rest, found in phases.items() if found == revocable}
+    return [line for line in rows if line[1:] not in shared] + [("any before RELEASING", *rest) for rest in shared]
+
+
+def lines(table: Mapping[tuple[Any, type], tuple[Any, Callable[..., Any]]]) -> list[Line]:
+    return [
+        (phase.name, event.__name__, action.__name__.replace("_", " "), after.name)
+        for (phase, event), (after, action) in table.items()
+    ]
+
+
+def meaning(event: type) -> str:
+    return " ".join((event.__doc__ or "").split("\n\n")[0].split())
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def main() -> int:
+    drawn_now, written = page(), PAGE.read_text()
+    if "--check" in sys.argv:
+        return int(drawn_now != written)
+    PAGE.write_text(drawn_now)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

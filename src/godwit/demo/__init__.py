@@ -1,0 +1,103 @@
+"""`make demo`: traffic monitoring while hosts come, go, swap keys and are killed, and a table that says whether it was exact.
+
+The running average speed of every vehicle after each of its reports, over the replayable workload source at a steady rate.
+Everything that comes out is checked against a Spark batch computation over the same input.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import godwit
+from godwit.bench import load
+from godwit.bench.session import session
+from godwit.demo.outcome import check, steps_table, verdict_table
+from godwit.demo.speeds import OUTPUT, AverageSpeed
+from godwit.demo.steps import STEPS, Done, Stage
+
+__all__ = ["main"]
+
+RATE: Final = 4_000
+SECONDS: Final = 36
+CARS: Final = 1_000
+SKEW: Final = 0.8  # so that there are hot keys worth moving
+NAME: Final = "speed"
+# Each step comes when so much of the input is out, so that all happen under load, however slow the machine.
+WARM_UP, FIRST, EACH = 0.15, 0.28, 0.14
+
+
+def main() -> int:
+    console = Console()
+    console.print(f"[bold]Godwit demo[/]: average speed of {CARS:,} vehicles, {RATE:,} reports/s for {SECONDS} s")
+    spark = session(slots=6)
+    try:
+        with tempfile.TemporaryDirectory(prefix="godwit-demo-") as directory:
+            return _run(spark, directory, console)
+    finally:
+        spark.stop()
+
+
+def _run(spark: SparkSession, directory: str, console: Console) -> int:
+    options: dict[str, Any] = {
+        "workload": "traffic",
+        "keys": CARS,
+        "skew": SKEW,
+        "rows": RATE * SECONDS,
+        "rows_per_second": RATE,
+        "rows_per_batch": 2 * RATE,
+        "lanes": 2,
+    }
+    with godwit.Flock(spark, hosts=2, checkpoint=f"{directory}/godwit") as flock:
+        reports = load.source(spark, options)
+        speeds = flock.transformWithState(reports, "car", AverageSpeed(), OUTPUT, name=NAME)
+        running = load.Running(speeds, f"{directory}/spark")
+        steady_from_s, done = _go_through(Stage(flock, running, NAME), options["rows"], console)
+        running.finish()
+        cars = flock.state(NAME).count()
+    rows = running.arrivals.rows()
+    console.print(steps_table(load.departures(rows), steady_from_s, done))
+    console.print("checking every row against a Spark batch computation over the same input ...")
+    verdict = check(spark, options, rows)
+    console.print(verdict_table(rows.num_rows, cars, verdict))
+    exact = not any(verdict.values())
+    console.print("[bold green]exact[/]" if exact else "[bold red]NOT exact[/]")
+    return 0 if exact else 1
+
+
+def _go_through(stage: Stage, rows: int, console: Console) -> tuple[float, list[Done]]:
+    """A live line until all rows are out, with one step after another on the way; and when the steady part began."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    done: list[Done] = []
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("warming up", total=rows)
+
+        def show(seen: int) -> None:
+            progress.update(task, completed=seen)
+
+        def say(text: str) -> None:
+            progress.update(task, description=text)
+
+        steady_from_s = _steady_from_s(stage, rows, show, say)
+        for at, step in enumerate(STEPS):
+            stage.running.wait_rows(int(rows * (FIRST + at * EACH)), show)
+            done.append(step(stage, show, say))
+            progress.console.print(f"  {done[-1].told()}")
+        stage.running.wait_rows(rows, show)
+    return steady_from_s, done
+
+
+def _steady_from_s(stage: Stage, rows: int, show: Callable[[int], None], say: Callable[[str], None]) -> float:
+    stage.running.wait_rows(int(rows * WARM_UP), show)
+    say("steady")
+    return _newest_s(stage.running.arrivals.rows())
+
+
+def _newest_s(rows: pa.Table) -> float:
+    return float(load.column(rows, "left").max()) / 1e3

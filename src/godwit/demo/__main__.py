@@ -1,0 +1,7 @@
+"""`python -m godwit.demo`."""
+
+import sys
+
+from godwit.demo import main
+
+sys.exit(main())

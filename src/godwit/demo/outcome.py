@@ -1,0 +1,92 @@
+"""What the demo shows in the end: what each step did to the rows, and whether every row was right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.window import Window
+from rich.table import Table
+
+from godwit.bench.measures import Departures, Steady, interruption
+from godwit.demo.steps import Done
+from godwit.spark import workload
+
+
+def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) -> Table:
+    """Each step, with what rows suffered from its beginning until the next one's."""
+    steady = Steady.of(rows.between(steady_from_s, done[0].asked_s))
+    title = (
+        f"steady latency {steady.mean_ms:,.0f} ms, sigma {steady.sigma_ms:,.0f} ms, p99 {steady.p99_ms:,.0f} ms; "
+        f"disruption: time with rows later than mean + 5 sigma"
+    )
+    table = Table("step", title=title, title_justify="left")
+    for head in ("keys", "kB", "stall p50", "p99", "max ms", "took s", "disruption ms", "peak jitter ms"):
+        table.add_column(head, justify="right")
+    ends = [*(step.asked_s for step in done), float("inf")]
+    for step, (from_s, to_s) in zip(done, pairwise(ends), strict=True):
+        seen = interruption(rows.between(from_s, to_s), steady, from_s)
+        hurt = (seen["disruption_ms"], max(0.0, seen["peak_jitter_p99_ms"]))
+        table.add_row(step.name, *_moved(step), f"{step.took_s:.2f}", *(f"{value:,.0f}" for value in hurt))
+    return table
+
+
+def _moved(step: Done) -> tuple[str, ...]:
+    if not step.report:
+        return ("",) * 5
+    stall = step.report["stall"]
+    times = (f"{stall[name]:,.1f}" for name in ("p50_ms", "p99_ms", "max_ms"))
+    return (f"{step.report['keys']:,}", f"{step.report['bytes'] / 1e3:,.0f}", *times)
+
+
+def verdict_table(rows: int, keys: int, verdict: dict[str, int]) -> Table:
+    table = Table("exactness", "")
+    table.columns[1].justify = "right"
+    for name, count in {"rows out": rows, "vehicles with state": keys, **verdict}.items():
+        table.add_row(name, f"{count:,}")
+    return table
+
+
+def check(spark: SparkSession, options: dict[str, Any], got: pa.Table) -> dict[str, int]:
+    """Lost, duplicated, out of order and wrong rows, against the same rows read as a batch."""
+    order = Window.partitionBy("car").orderBy("n")
+    expected = (
+        spark.read.format(workload.FORMAT)
+        .options(**options)
+        .load()
+        .select("car", sf.row_number().over(order).alias("k"), sf.avg("speed").over(order).alias("mean"))
+        .toArrow()
+    )
+    truth: dict[tuple[Any, Any], Any] = dict(
+        zip(_pairs(expected, "k"), expected.column("mean").to_pylist(), strict=True)
+    )
+    pairs = _pairs(got, "n")
+    seen = Counter(pairs)
+    means: list[Any] = got.column("mean").to_pylist()
+    return {
+        "lost": sum(pair not in seen for pair in truth),
+        "duplicated": sum(count - 1 for count in seen.values()),
+        "out of order": _disordered(pairs),
+        "wrong averages": sum(
+            pair not in truth or abs(truth[pair] - mean) > 1e-9 * abs(truth[pair])
+            for pair, mean in zip(pairs, means, strict=True)
+        ),
+    }
+
+
+def _disordered(pairs: Sequence[tuple[Any, Any]]) -> int:
+    last: dict[Any, int] = {}
+    count = 0
+    for car, n in pairs:
+        count += n < last.get(car, 0)
+        last[car] = n
+    return count
+
+
+def _pairs(table: pa.Table, count: str) -> list[tuple[Any, Any]]:
+    return list(zip(table.column("car").to_pylist(), table.column(count).to_pylist(), strict=True))

@@ -1,0 +1,233 @@
+"""The `godwit` command without a query: what it explains, what it refuses, what it reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from godwit.bench.aims import aims, sound
+from godwit.bench.migration import rate_of, sideways
+from godwit.bench.settings import ALL_PROTOCOLS, Settings
+from godwit.cli import bench, main, parser
+from godwit.errors import DefinitionError
+from godwit.migration import PROTOCOLS
+from godwit.migration.origin import drawn
+from godwit.spark.history import History
+
+FIGURES = (
+    "disruption_ms peak_jitter_p99_ms peak_jitter_max_ms stabilise_s reconfiguration_s keys_moved bytes_moved"
+    " rows_sent_twice bytes_sent_twice extra_memory_bytes_max lost duplicated out_of_order wrong_state"
+).split()
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and complaints."""
+    try:
+        code = main(arguments)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def settings(*flags: str) -> list[Settings]:
+    return bench.settings(parser().parse_args(["bench", "migration", *flags]))
+
+
+# -- explaining ------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = answer(capsys, "--help")
+    assert code == 0
+    assert all(f"\n    {word}" in out for word in ("demo", "bench", "protocols", "history"))
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_help_of_the_benchmark_explains_the_figure(figure: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figure in answer(capsys, "bench", "migration", "--help")[1]
+
+
+# -- refusing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("", "required: COMMAND"),
+        ("fly", "invalid choice: 'fly'"),
+        ("bench migration --wat", "unrecognized arguments: --wat"),
+        ("bench migration --keys many", "invalid int value: 'many'"),
+        ("bench migration --keys 0", "--keys must be 1 or more"),
+        ("bench migration --protocol teleport", "--protocol must be one of"),
+        ("bench migration --protocol live,teleport", "--protocol must be one of"),
+        ("bench migration --order random", "invalid choice: 'random'"),
+        ("bench migration --fraction 1.5", "--fraction must be between 0 and 1"),
+        ("bench migration --fraction 0.6", "at most 0.50 of the keys"),
+        ("bench migration --hosts 1", "at most 0.00 of the keys"),
+        ("bench migration --protocol standby --target scale-out", "Use --target sideways"),
+        ("bench migration --load 0", "--load must be over 0"),
+        ("bench migration --rate 0", "--rate must be 1 or more"),
+        ("bench migration --seconds 1/2", "not three numbers"),
+        ("bench migration --seconds 1/0/2", "--seconds must be three numbers over 0"),
+        ("bench migration --runs 0", "--runs must be 1 or more"),
+        ("bench migration --json /no/such/directory/x", "No such file or directory"),
+        ("bench rest --batches 0", "--batches must be 1 or more"),
+        ("protocols teleport", "there is no protocol 'teleport'"),
+        ("history /no/such/checkpoint", "has no history"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = answer(capsys, *arguments.split())
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+# -- flags -----------------------------------------------------------------------------------------------------------
+
+
+def test_flags_have_the_defaults_of_the_settings() -> None:
+    assert settings() == [Settings()]
+
+
+def test_several_protocols_are_measured_in_the_order_given() -> None:
+    assert [each.protocol for each in settings("--protocol", "push, live,push")] == ["push", "live"]
+
+
+def test_all_protocols_but_standby_can_scale_out() -> None:
+    assert [each.protocol for each in settings("--protocol", "all")] == list(ALL_PROTOCOLS)
+    out = [each.protocol for each in settings("--protocol", "all", "--target", "scale-out")]
+    assert out == [name for name in ALL_PROTOCOLS if name != "standby"]
+
+
+def test_seconds_are_warm_up_steady_and_after() -> None:
+    found = settings("--seconds", "1/2.5/3")[0]
+    assert (found.warm_up_s, found.steady_s, found.after_s) == (1, 2.5, 3)
+
+
+def test_quick_is_smaller_but_keeps_a_rate_that_was_given() -> None:
+    quick = settings("--quick", "--rate", "77")[0]
+    assert quick.keys < Settings().keys
+    assert quick.rate == 77
+    assert settings("--quick")[0].rate is not None, "measuring capacity takes longer than a quick run"
+
+
+def test_the_load_outlasts_a_restart() -> None:
+    live, restart = settings("--protocol", "live,restart")
+    assert restart.watched_s > live.watched_s == live.after_s
+
+
+@pytest.mark.parametrize(("fraction", "hosts_after"), [("0.5", 4), ("0.34", 3), ("0.1", 3), ("0.9", 20)])
+def test_scaling_out_takes_as_many_hosts_as_the_fraction_needs(fraction: str, hosts_after: int) -> None:
+    assert settings("--target", "scale-out", "--fraction", fraction)[0].hosts_after == hosts_after
+
+
+@pytest.mark.parametrize(("fraction", "hosts"), [(0.5, 2), (0.25, 2), (0.6, 3), (0.75, 4), (0.001, 5)])
+def test_sideways_takes_alike_from_all_hosts_but_the_last(fraction: float, hosts: int) -> None:
+    chosen = sideways(fraction, hosts, 1024)
+    assert len(chosen) == len(set(chosen)) == round(1024 * fraction)
+    taken = [sum(group * hosts // 1024 == host for group in chosen) for host in range(hosts)]
+    assert taken[-1] == 0
+    assert max(taken[:-1]) - min(taken[:-1]) <= 1
+
+
+def test_a_rate_leaves_out_the_warm_up() -> None:
+    batches = [(100, 1.0), (100, 9.0), (100, 10.0), (300, 12.0)]
+    assert rate_of(batches, warm_up=2) == pytest.approx(400 / 3)
+
+
+# -- aims ------------------------------------------------------------------------------------------------------------
+
+
+def line(protocol: str, **figures: Any) -> dict[str, Any]:
+    exactness = dict.fromkeys(("lost", "duplicated", "out_of_order", "wrong_state"), 0)
+    rest = {"stall_p99_ms": 1.0, "stall_max_ms": 2.0, "disruption_ms": 0.0, "stabilise_s": 1.0, "outcome": "done"}
+    return {"protocol": protocol, "peak_jitter_p99_ms": 10.0, **rest, **exactness, **figures}
+
+
+def met(lines: list[dict[str, Any]], text: str) -> bool | None:
+    return next(aim.met for aim in aims(lines) if text in aim.text)
+
+
+def test_a_run_is_sound_if_it_is_done_and_exact() -> None:
+    assert sound(line("live"))
+    assert not sound(line("live", out_of_order=1))
+    assert not sound(line("live", outcome="incomplete"))
+
+
+def test_an_aim_is_met_missed_or_open() -> None:
+    assert met([line("live")], "live: stall p99") is True
+    assert met([line("live", stall_p99_ms=5.1)], "live: stall p99") is False
+    assert met([line("push")], "live: stall p99") is None
+    assert met([line("live", wrong_state=1)], "exact") is False
+
+
+def test_aims_are_about_the_median_of_the_runs() -> None:
+    assert met([line("live", stall_p99_ms=value) for value in (1.0, 2.0, 50.0)], "live: stall p99") is True
+
+
+def test_push_is_compared_with_pause() -> None:
+    assert met([line("push", stabilise_s=0.5), line("pause", stabilise_s=1.0)], "45 %") is True
+    assert met([line("push", stabilise_s=0.6), line("pause", stabilise_s=1.0)], "45 %") is False
+    assert met([line("push", stabilise_s=0.0), line("pause", stabilise_s=0.0)], "45 %") is None
+
+
+def test_jitter_rises_from_live_to_restart() -> None:
+    jitters = {"live": 1.0, "push": 2.0, "fetch": 3.0, "pause": 4.0, "restart": 100.0}
+    lines = [line(protocol, peak_jitter_p99_ms=value) for protocol, value in jitters.items()]
+    assert met(lines, "live < push") is True
+    assert met(lines, "100 times") is True
+    assert met(lines[:-1], "live < push") is None
+    assert met([*lines[1:], line("live", peak_jitter_p99_ms=2.5)], "live < push") is False
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_transition_of_every_protocol_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = answer(capsys, "protocols")
+    assert code == 0
+    for protocol in PROTOCOLS.values():
+        part = out.split(f"{protocol.name}: ")[1].split("\n\n")[0]
+        printed = [tuple(cell for cell in row.split("  ") if cell) for row in part.splitlines()[2:]]
+        assert [tuple(cell.strip() for cell in row) for row in printed] == drawn(protocol)
+
+
+def test_one_protocol_as_markdown_is_a_table_under_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = answer(capsys, "protocols", "pause", "--markdown")[1].splitlines()
+    rows = [row for row in lines if row.startswith("| ")]
+    assert lines[0] == "### pause"
+    assert len(rows) == 2 + len(drawn(PROTOCOLS["pause"]))
+    assert {row.count("|") for row in rows} == {5}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    history = History(tmp_path)
+    history.add("defined", operator="speed", hosts=["host-0"])
+    history.add("requested", migration="m1-ab", kind="scale", operators=["speed"], protocol="live")
+    history.add("requested", migration="m2-ab", kind="move", operators=["toll"], reason="")
+    return tmp_path
+
+
+def test_history_is_told_a_line_each_oldest_first(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = answer(capsys, "history", str(checkpoint))[1].splitlines()
+    assert [row.split()[1] for row in lines] == ["defined", "requested", "requested"]
+    assert "m1-ab" in lines[1]
+    assert "protocol=live" in lines[1]
+    assert "reason" not in lines[2], "what is empty is left out"
+
+
+def test_history_of_an_operator_as_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = answer(capsys, "history", str(checkpoint), "--operator", "speed", "--json")[1]
+    assert [json.loads(row) for row in out.splitlines()] == History(checkpoint).lines("speed")
+    assert len(out.splitlines()) == 2
+
+
+def test_settings_that_make_no_sense_are_refused_without_the_command() -> None:
+    with pytest.raises(DefinitionError, match="--state-bytes"):
+        Settings(state_bytes=-1).checked()
