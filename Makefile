@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 
-.PHONY: help venv lint test test-unit test-long faults bench bench-throughput bench-recovery bench-migration bench-report demo clean
+.PHONY: help venv lint test test-unit test-long sim faults bench bench-throughput bench-recovery bench-migration bench-report demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-unit: venv ## the tests that need no Spark and no Java
 
 test-long: venv ## the tests that take minutes: clusters, every fault point
 	$(WITH_JAVA) $(BIN)/pytest -m long $(ARGS)
+
+sim: venv ## migrations under simulated faults: make sim SEEDS=100000 JOBS=2
+	$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),2000) --jobs $(or $(JOBS),1) $(ARGS)
 
 faults: venv ## every test that kills processes, the long ones too
 	$(WITH_JAVA) $(BIN)/pytest -m faults $(ARGS)

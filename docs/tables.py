@@ -30,7 +30,11 @@ def page() -> str:
 
 def blocks() -> dict[str, str]:
     own = {name: own_table(protocol) for name, protocol in PROTOCOLS.items()}
-    tables: list[Mapping[tuple[Any, type], Any]] = [COMMON, TARGET_TABLE, *(protocol.table for protocol in PROTOCOLS.values())]
+    tables: list[Mapping[tuple[Any, type], Any]] = [
+        COMMON,
+        TARGET_TABLE,
+        *(protocol.table for protocol in PROTOCOLS.values()),
+    ]
     heard = {event: None for table in tables for _, event in table}
     return own | {
         "common": markdown(HEAD, once(lines(COMMON))),

@@ -1,18 +1,33 @@
-"""What the docs say is so: figures come from raw results, snippets are valid, links lead somewhere."""
+"""What the docs say is so: figures come from raw results, tables from code, snippets run, links lead somewhere."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks import report
+from docs import tables
+from godwit.migration import PROTOCOLS
+from godwit.spark.requests import MoveOptions
+from tests.sim.orders import ORDERS, SKEWS, compare
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "design").glob("*.md")]
 )
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def test_the_figures_in_the_docs_are_the_ones_last_measured() -> None:
@@ -22,23 +37,30 @@ def test_the_figures_in_the_docs_are_the_ones_last_measured() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_snippets_compile(page: Path) -> None:
-    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)):
+    for number, snippet in enumerate(snippets(str(page.relative_to(ROOT)))):
         compile(snippet, f"{page.name}[{number}]", "exec")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            found = page.parent / target if target else page
+            assert found.exists(), target
+            assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> list[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_the_readme_example_gives_what_it_promises() -> None:
     """The processor of the README, run by the tester."""
     from godwit.testing import Tester
 
-    snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
-    definitions = snippet.split("spark = ")[0]
+    definitions = snippets("README.md")[0].split("spark = ")[0]
     names: dict[str, type] = {}
     exec(compile(definitions, "README.md", "exec"), names)
     tester = Tester(names["AverageSpeed"](), "car string, speed double", "car", "car string, mean double, n long")
@@ -46,6 +68,112 @@ def test_the_readme_example_gives_what_it_promises() -> None:
     assert {"car": "a", "mean": 50.0, "n": 2} in tester.process(rows)
 
 
-@pytest.mark.parametrize("word", ["lane", "chunk", "ledger", "generation", "epoch", "group", "instance", "router"])
+WORDS = (
+    "lane chunk ledger generation epoch group instance router unit step origin target gate refusal stand routing_table"
+)
+
+
+@pytest.mark.parametrize("word", WORDS.split())
 def test_the_words_of_the_design_are_in_the_glossary(word: str) -> None:
-    assert re.search(rf"^\| {word} \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    shown = word.replace("_", " ")
+    assert re.search(rf"^\| {shown} \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+
+
+# -- reconfiguration -------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_protocols_are_those_of_the_code() -> None:
+    assert tables.PAGE.read_text() == tables.page(), "python -m docs.tables draws them anew"
+    drawn = {found["name"] for found in tables.BLOCK.finditer(tables.PAGE.read_text())}
+    assert drawn == tables.blocks().keys(), "a table is missing on the page"
+
+
+def test_every_protocol_has_a_chapter_and_a_line_in_the_guide() -> None:
+    guide = (ROOT / "docs/reconfiguration.md").read_text()
+    for name in (*PROTOCOLS, "restart"):
+        assert f"\n## {name}\n" in tables.PAGE.read_text()
+        assert f"\n| `{name}` |" in guide
+
+
+def test_the_figures_of_the_orders_are_those_of_the_simulation() -> None:
+    found = {traffic: compare(skew) for traffic, skew in SKEWS.items()}
+    for order in ORDERS:
+        cells = [f"{told[order].mean_ms:.1f} / {told[order].p99_ms:.1f}" for told in found.values()]
+        assert f"| {order} | {' | '.join(cells)} |" in (ROOT / "design/006-order-of-push.md").read_text()
+
+
+@pytest.mark.parametrize("option", MoveOptions.__annotations__)
+def test_every_option_is_in_the_guide(option: str) -> None:
+    options = (ROOT / "docs/reconfiguration.md").read_text().split("## Options")[1].split("\n## ")[0]
+    assert f"`{option}`" in options
+
+
+@pytest.mark.timeout(900)
+def test_the_guide_to_reconfiguration_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """All snippets, one after another, as a reader would type them in."""
+    names: dict[str, Any] = {"__name__": "__main__", "spark": spark, "directory": str(tmp_path)}
+    try:
+        for number, snippet in enumerate(snippets("docs/reconfiguration.md")):
+            exec(compile(snippet, f"reconfiguration.md[{number}]", "exec"), names)
+        assert names["query"].exception() is None
+    finally:
+        if "flock" in names:
+            names["flock"].close()
+
+
+@pytest.fixture
+def own_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The protocol of the page as a file that this process and its hosts can import."""
+    (tmp_path / "shadow.py").write_text(snippets("docs/protocols.md")[0])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("shadow")
+    yield tmp_path
+    del PROTOCOLS["shadow"]
+    del sys.modules["shadow"]
+
+
+@pytest.mark.usefixtures("own_protocol")
+def test_a_protocol_of_ones_own_holds_in_the_simulator() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(snippets("docs/protocols.md")[1], "protocols.md[1]", "exec"), names)
+    assert names["outcomes"]["done"] > 10
+    assert names["outcomes"]["stayed"] > 0
+
+
+MODULE = """
+import godwit
+import pyarrow as pa
+import shadow
+
+class Count(godwit.Processor):
+    state = {"n": pa.int64()}
+    output_schema = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("n", pa.int64())])
+
+    def process(self, rows, state, times):
+        count = state["n"][rows.codes] + rows.rank + 1
+        state["n"] += rows.counts
+        return self.emit(rows, count=count)
+"""
+
+
+def test_hosts_know_a_protocol_that_the_module_of_the_processor_imports(own_protocol: Path) -> None:
+    from tests.integration.nest import Nest
+    from tests.integration.test_migration import Checked, chunks, ended, groups_of, migrate
+
+    (own_protocol / "counting.py").write_text(MODULE)
+    counting = importlib.import_module("counting")
+    nest = Nest(own_protocol / "godwit", hosts=2, processor=counting.Count()).start_all()
+    try:
+        seen = Checked()
+        seen.take(nest.run(0, "0", chunks(0, 4)))
+        moving = groups_of(nest, "host-0")[::2]
+        migrate(nest, "host-0", "host-1", "shadow", [{"groups": moving, "keys": []}])
+        seen.take(nest.run(1, "0", chunks(1, 4)))
+        assert ended(nest, "host-0")["done"] == 1
+        seen.take(nest.run(2, "0", chunks(2, 4)))
+        assert set(moving) <= set(groups_of(nest, "host-1"))
+        assert nest.state(2) == seen.counts
+    finally:
+        nest.close()
+        del sys.modules["counting"]

@@ -188,7 +188,9 @@ class Handover(RuleBasedStateMachine):
     def go_on(self, order: list[int]) -> None:
         """Several things that are due happen, in some order; without it, faults would end most runs before they begin."""
         for at in order:
-            (self.deliver_to_target, self.deliver_to_origin, self.flush_origin, self.flush_target, self.tell_outcome)[at]()
+            (self.deliver_to_target, self.deliver_to_origin, self.flush_origin, self.flush_target, self.tell_outcome)[
+                at
+            ]()
 
     @precondition(lambda self: self.faults < FAULTS_MAX)
     @rule(at=st.integers(0, 4))

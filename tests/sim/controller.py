@@ -15,7 +15,9 @@ PROTOCOLS = ("pause", "fetch", "push", "live", "live-unordered", "standby")
 
 
 class Controller:
-    def __init__(self, world: World, checks: Checks, first: Routing, hosts: tuple[str, ...], protocol: str | None) -> None:
+    def __init__(
+        self, world: World, checks: Checks, first: Routing, hosts: tuple[str, ...], protocol: str | None
+    ) -> None:
         self.world, self.checks = world, checks
         self.alive = True
         self.requests = 0  # yet to be made

@@ -35,7 +35,12 @@ HOLES = (
         "I3",
         60,
     ),
-    _hole("forget when shipped", "a unit in flight is lost with a crash: the origin forgets it when it ships", "I2 I4 I5", 60),
+    _hole(
+        "forget when shipped",
+        "a unit in flight is lost with a crash: the origin forgets it when it ships",
+        "I2 I4 I5",
+        60,
+    ),
     _hole(
         "copy and replay",
         "state is shipped as of the start cut, and rows from before it are replayed as well: they count twice",
@@ -55,9 +60,27 @@ HOLES = (
         60,
     ),
     _hole("still applies", "the old owner is not fenced: it goes on after it has let go", "I1 I6", 60),
-    _hole("release before durable", "the target is told before the record is durable: a restarted origin owns again", "I1", 100),
-    _hole("served is taken in again", "a restarted target takes a step that it has served for a new one", "I1 I2 I5", 150),
+    _hole(
+        "release before durable",
+        "the target is told before the record is durable: a restarted origin owns again",
+        "I1",
+        100,
+    ),
+    _hole(
+        "served is taken in again", "a restarted target takes a step that it has served for a new one", "I1 I2 I5", 150
+    ),
     _hole("answer before durable", "outputs leave before what they come from is durable", "I2 I5", 100),
-    _hole("two hand-overs at once", "a target takes part in a second hand-over of a unit before the first is resolved", "I1 I2 I5", 900),
-    _hole("resend at once", "after a break later windows go again while an earlier row is still on its way round", "I3", 900, "push"),
+    _hole(
+        "two hand-overs at once",
+        "a target takes part in a second hand-over of a unit before the first is resolved",
+        "I1 I2 I5",
+        900,
+    ),
+    _hole(
+        "resend at once",
+        "after a break later windows go again while an earlier row is still on its way round",
+        "I3",
+        900,
+        "push",
+    ),
 )

@@ -277,9 +277,7 @@ class Host:
         """The keys that go with these units from here, in hash order."""
         count, apart = len(self.own.groups), self.own.keys
         return [
-            key
-            for key in self.checks.keys
-            if key in units.keys or (key % count in units.groups and key not in apart)
+            key for key in self.checks.keys if key in units.keys or (key % count in units.groups and key not in apart)
         ]
 
     def _keeps(self, key: int) -> bool:

@@ -172,9 +172,7 @@ class Mover:
 
     def _step_of(self, key: int) -> int:
         group = key % len(self.host.own.groups)
-        return next(
-            step.number for step in self.machine.steps if key in step.units.keys or group in step.units.groups
-        )
+        return next(step.number for step in self.machine.steps if key in step.units.keys or group in step.units.groups)
 
     def _send_dirty(self) -> None:
         if self.alive:
@@ -319,4 +317,3 @@ class Mover:
         if phase in (Phase.RELEASED, Phase.DONE):
             return "released"
         return "kept" if phase is Phase.DROPPED else "undecided"
-

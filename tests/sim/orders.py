@@ -1,4 +1,4 @@
-"""In which order should lent keys be pushed? One link, keys of many sizes, rows that wait for them: `python -m tests.sim.orders`.
+"""In which order should lent keys be pushed? One link, keys of many sizes, rows that wait: `python -m tests.sim.orders`.
 
 All keys are lent at once, with the rows that were waiting in front of the operator. The link sends one key at a time; rows
 wait at the target until their key has come. Every order sees the same keys and the same rows; what it does with `Step`s is

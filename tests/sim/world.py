@@ -34,6 +34,10 @@ class End(Protocol):
     def lost(self, pipe: Pipe) -> None: ...
 
 
+def _nothing(effect: str, host: Any) -> None:
+    """Unless faults are to follow effects."""
+
+
 class World:
     def __init__(self, seed: int, holes: frozenset[str] = frozenset()) -> None:
         self.dice = Random(seed)
@@ -47,7 +51,7 @@ class World:
         self.migration_messages = 0
         self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_MAX)
         self.repeat = 0.0  # how often a message that may come twice does
-        self.on_effect: Callable[[str, Any], None] = lambda name, host: None  # called with every effect of a migration
+        self.on_effect: Callable[[str, Any], None] = _nothing  # called with every effect of a migration
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from godwit.bench.load import settled
 from godwit.bench.measures import (
     Departures,
     Steady,
@@ -150,3 +151,10 @@ def test_state_is_wrong_if_it_differs_is_missing_unknown_or_twice() -> None:
 def test_spread_leaves_out_runs_without_the_figure() -> None:
     assert spread([3.0, None, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0, "runs": 3}
     assert spread([None]) is None
+
+
+def test_a_query_has_settled_when_its_batches_get_no_younger() -> None:
+    assert not settled([5.0, 4.0, 3.0])
+    assert not settled([9.0, 5.0, 4.0, 2.0, 1.0])
+    assert settled([5.0, 4.0, 1.0, 0.9, 1.0, 1.1])
+    assert settled([1.0, 2.0, 3.0, 4.0]), "it will never catch up"

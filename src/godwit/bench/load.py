@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from godwit.bench.measures import Departures, Numbers
 from godwit.spark import workload
 
 LOOK_EVERY_S = 0.1
+SETTLED = 0.9
 
 
 def left_column() -> Column:
@@ -59,6 +60,12 @@ class Arrivals:
         with self._changed:
             return [(self._batches[batch][0].num_rows, self._batches[batch][1]) for batch in sorted(self._batches)]
 
+    def lags_s(self) -> list[float]:
+        """How old the oldest row of each batch was when it came, in order."""
+        with self._changed:
+            kept = [self._batches[batch] for batch in sorted(self._batches)]
+        return [at - float(column(rows, "due").min()) / 1e6 for rows, at in kept if rows.num_rows]
+
     def rows(self) -> pa.Table:
         with self._changed:
             return pa.concat_tables([self._batches[batch][0] for batch in sorted(self._batches)])
@@ -71,6 +78,11 @@ def departures(rows: pa.Table) -> Departures:
 def column(rows: pa.Table, name: str) -> Numbers:
     found: Numbers = rows.column(name).cast(pa.int64()).to_numpy()
     return found.astype(np.int64, copy=False)
+
+
+def settled(lags_s: Sequence[float]) -> bool:
+    """Whether batches no longer get younger: the query has caught up, or never will."""
+    return len(lags_s) >= 4 and sum(lags_s[-2:]) >= SETTLED * sum(lags_s[-4:-2])
 
 
 def source(spark: SparkSession, options: dict[str, Any]) -> DataFrame:
@@ -102,6 +114,12 @@ class Running:
         while not self.arrivals.wait(rows, LOOK_EVERY_S):
             self._look(look)
         look(self.arrivals.count)
+
+    def wait_settled(self, until_s: float, look: Callable[[int], None]) -> None:
+        """Until what had gathered before the query was up is worked off, or until this time."""
+        while time.time() < until_s and not settled(self.arrivals.lags_s()):
+            self._look(look)
+            self.arrivals.wait(self.arrivals.count + 1, LOOK_EVERY_S)
 
     def _look(self, look: Callable[[int], None]) -> None:
         look(self.arrivals.count)

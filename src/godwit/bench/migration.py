@@ -30,7 +30,9 @@ from godwit.workload.rows import keys_of
 
 NAME: Final = "tally"
 LANES: Final = 2
-START_S: Final = 4.0  # rows for the time until the query is up: the warm-up begins with the first that comes out
+START_S: Final = (
+    6.0  # rows for the time until the query is up and has worked off what gathered: then the warm-up begins
+)
 CAPACITY_BATCH_ROWS: Final = 50_000
 CAPACITY_BATCHES: Final = 12
 CAPACITY_WARM_UP: Final = 4
@@ -138,6 +140,7 @@ class _Run:
         running, settings = self._running, self._settings
         self._watch.phase("warming up")
         running.wait_rows(1, self._show)
+        running.wait_settled(float(load.column(running.arrivals.rows(), "due").min()) / 1e6 + START_S, self._show)
         steady_s = time.time() + settings.warm_up_s
         if settings.protocol == STANDBY:
             self._flock.standby(NAME, to=self._target(), groups=self._groups(), progress=False)

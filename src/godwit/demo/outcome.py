@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
+from rich.box import SIMPLE
 from rich.table import Table
 
 from godwit.bench.measures import Departures, Steady, interruption
@@ -22,12 +23,13 @@ def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) ->
     """Each step, with what rows suffered from its beginning until the next one's."""
     steady = Steady.of(rows.between(steady_from_s, done[0].asked_s))
     title = (
-        f"steady latency {steady.mean_ms:,.0f} ms, sigma {steady.sigma_ms:,.0f} ms, p99 {steady.p99_ms:,.0f} ms; "
-        f"disruption: time with rows later than mean + 5 sigma"
+        f"Times in ms; steady latency: mean {steady.mean_ms:,.0f}, sigma {steady.sigma_ms:,.0f}, p99 {steady.p99_ms:,.0f}.\n"
+        "disruption: time with rows later than mean + 5 sigma; jitter: peak p99 - mean"
     )
-    table = Table("step", title=title, title_justify="left")
-    for head in ("keys", "kB", "stall p50", "p99", "max ms", "took s", "disruption ms", "peak jitter ms"):
-        table.add_column(head, justify="right")
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0))
+    table.add_column("step", no_wrap=True)
+    for head in ("keys", "kB", "stall p50/p99/max", "took s", "disruption", "jitter"):
+        table.add_column(head, justify="right", no_wrap=True)
     ends = [*(step.asked_s for step in done), float("inf")]
     for step, (from_s, to_s) in zip(done, pairwise(ends), strict=True):
         seen = interruption(rows.between(from_s, to_s), steady, from_s)
@@ -38,14 +40,14 @@ def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) ->
 
 def _moved(step: Done) -> tuple[str, ...]:
     if not step.report:
-        return ("",) * 5
+        return ("",) * 3
     stall = step.report["stall"]
-    times = (f"{stall[name]:,.1f}" for name in ("p50_ms", "p99_ms", "max_ms"))
-    return (f"{step.report['keys']:,}", f"{step.report['bytes'] / 1e3:,.0f}", *times)
+    times = "/".join(f"{stall[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms"))
+    return f"{step.report['keys']:,}", f"{step.report['bytes'] / 1e3:,.0f}", times
 
 
 def verdict_table(rows: int, keys: int, verdict: dict[str, int]) -> Table:
-    table = Table("exactness", "")
+    table = Table("exactness", "", box=SIMPLE)
     table.columns[1].justify = "right"
     for name, count in {"rows out": rows, "vehicles with state": keys, **verdict}.items():
         table.add_row(name, f"{count:,}")

@@ -45,11 +45,11 @@ class Done:
 
 
 def scale_out(stage: Stage, show: Show, say: Say) -> Done:
-    return _moved("scale 2 to 3 hosts", lambda: stage.flock.scale(3, wait=False), stage, show, say)
+    return _moved("scale 2 to 3", lambda: stage.flock.scale(3, wait=False), stage, show, say)
 
 
 def scale_in(stage: Stage, show: Show, say: Say) -> Done:
-    return _moved("scale 3 to 2 hosts", lambda: stage.flock.scale(2, wait=False), stage, show, say)
+    return _moved("scale 3 to 2", lambda: stage.flock.scale(2, wait=False), stage, show, say)
 
 
 def move_hottest(stage: Stage, show: Show, say: Say) -> Done:
@@ -58,7 +58,7 @@ def move_hottest(stage: Stage, show: Show, say: Say) -> Done:
     keys = [key for key, _ in seen.most_common(HOT)]
     to = sorted(stage.hosts())[-1]
     return _moved(
-        f"move the {HOT} hottest keys to {to}",
+        f"{HOT} hottest to {to}",
         lambda: stage.flock.move(stage.operator, keys=keys, to=to, wait=False),
         stage,
         show,
@@ -81,7 +81,7 @@ def kill(stage: Stage, show: Show, say: Say) -> Done:
     while now.get("state") != "serving" or now["generation"] <= before["generation"]:
         stage.running.wait_until(time.time() + SHOWN_EVERY_S, show)
         now = stage.hosts()[host]
-    return Done(f"kill {host} with SIGKILL", asked_s, time.time() - asked_s)
+    return Done(f"kill {host}", asked_s, time.time() - asked_s)
 
 
 def _moved(name: str, ask: Callable[[], Migration], stage: Stage, show: Show, say: Say) -> Done:

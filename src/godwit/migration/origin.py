@@ -211,38 +211,37 @@ class Origin:
         return machine
 
     def on(self, event: Event) -> list[Effect]:
-        effects: list[Effect] = []
+        return [*self._heard(event), *self._next()]
+
+    def _heard(self, event: Event) -> list[Effect]:
         match event:
             case Begun():
                 self._begun = True
-                if self.protocol.offers:
-                    units = Units()
-                    for step in self.steps:
-                        units |= step.units
-                    effects.append(Offer(units))
+                return [Offer(self._all_units())] if self.protocol.offers else []
+            case Offered():
+                self._open = True
             case Waiting():
                 self._note(event)
+                return []
             case Wanted():
-                for step in self._containing(event.units):
-                    effects += self._advance(step, event)
+                return [effect for step in self._containing(event.units) for effect in self._advance(step, event)]
             case HandoverAsked():
                 self._handing_over = True  # also what has not come so far yet
             case AbortAsked():
                 self.reason = self.reason or event.reason or "aborted"
-                effects += self._all(event)
             case PeerLost():
                 self.reason = self.reason or "the target was lost"
-                effects += self._all(event)
-            case _:
-                number = getattr(event, "step", None)
-                if number is None:
-                    self._open = self._open or isinstance(event, Offered)
-                    effects += self._all(event)
-                else:
-                    found = self._step(number)
-                    effects += self._advance(found, event) if found is not None else []
-        effects += self._next()
-        return effects
+        number = getattr(event, "step", None)
+        if number is None:
+            return self._all(event)
+        found = self._step(number)
+        return [] if found is None else self._advance(found, event)
+
+    def _all_units(self) -> Units:
+        units = Units()
+        for step in self.steps:
+            units |= step.units
+        return units
 
     def _all(self, event: Event) -> list[Effect]:
         return [effect for step in self.steps for effect in self._advance(step, event)]

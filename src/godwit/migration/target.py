@@ -139,11 +139,13 @@ class Target:
         return all(step.phase in (Phase.ABSENT, Phase.SERVING, Phase.DROPPED) for step in self.steps.values())
 
     def _unserved(self) -> Units:
-        """What was promised and is now neither prepared nor served: with the connection gone, nobody brings it."""
+        """What was promised and is in no step yet: with the connection gone, nobody brings it.
+
+        A step that was dropped has been discarded; by now another migration may be bringing its units.
+        """
         left = self.promised
         for step in self.steps.values():
-            if step.phase not in (Phase.ABSENT, Phase.DROPPED):
-                left -= step.units
+            left -= step.units
         return left
 
     def _advance(self, step: Step, event: Event) -> list[Effect]:
