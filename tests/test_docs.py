@@ -14,6 +14,7 @@ import pytest
 from benchmarks import report
 from docs import tables
 from godwit.migration import PROTOCOLS
+from godwit.spark.history import History
 from godwit.spark.requests import MoveOptions
 from tests.sim.orders import ORDERS, SKEWS, compare
 
@@ -116,6 +117,10 @@ def test_the_guide_to_reconfiguration_runs(spark: SparkSession, tmp_path: Path) 
         for number, snippet in enumerate(snippets("docs/reconfiguration.md")):
             exec(compile(snippet, f"reconfiguration.md[{number}]", "exec"), names)
         assert names["query"].exception() is None
+        assert sum(batch.numInputRows for batch in names["query"].recentProgress) > 0
+        ended = [line["outcome"] for line in History(tmp_path / "godwit").lines() if line["event"] == "ended"]
+        assert ended.count("done") >= 9
+        assert set(ended) <= {"done", "aborted"}
     finally:
         if "flock" in names:
             names["flock"].close()

@@ -161,8 +161,15 @@ def owners(nest: Nest) -> dict[int, str]:
     return found
 
 
-@pytest.mark.parametrize("killed", ["host-0", "host-1"])
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def kills() -> Iterator[Any]:
+    """Every protocol with its origin killed and with its target killed; half of them only in the long run."""
+    for at, protocol in enumerate(sorted(PROTOCOLS)):
+        for killed in range(2):
+            marks = [pytest.mark.long] if (at + killed) % 2 else []
+            yield pytest.param(protocol, f"host-{killed}", marks=marks)
+
+
+@pytest.mark.parametrize(("protocol", "killed"), kills())
 def test_a_host_killed_during_a_migration(nest: Nest, protocol: str, killed: str) -> None:
     flow = Flow(nest)
     moving = groups_of(nest, "host-0")

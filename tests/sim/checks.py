@@ -26,7 +26,7 @@ class Checks:
         self._answered: Counter[int] = Counter()  # key -> how many of its rows were answered
         self._emitted: Counter[int] = Counter()  # key -> outputs committed
         self.committed_batches = 0
-        self._durable: dict[str, tuple[int, Ownership]] = {}
+        self._durable: dict[str, tuple[dict[str, Any], Ownership]] = {}  # as written, as read
 
     # -- with every row ----------------------------------------------------------------------------------------------
 
@@ -93,8 +93,8 @@ class Checks:
         """What the host would own after a crash now."""
         own = self.disks[name].image.own
         known = self._durable.get(name)
-        if known is None or known[0] != id(own):
-            known = self._durable[name] = (id(own), Ownership.from_dict(name, own))
+        if known is None or known[0] is not own:
+            known = self._durable[name] = (own, Ownership.from_dict(name, own))
         return known[1]
 
     def _holder(self, key: int, durable: dict[str, Ownership]) -> str | None:

@@ -105,16 +105,30 @@ class Controller:
         mine = host.own.mine()
         if not mine:
             return None
-        match dice.randint(0, 3):
+        apart = self._around_a_key_apart() if dice.random() < 0.5 else None
+        if apart is not None:
+            return apart
+        match dice.randint(0, 4):
             case 0:
                 units = mine  # the whole host
-            case 1:
+            case 1 | 2:
                 units = self._single_keys(host)
-            case 2:
+            case 3:
                 units = Units.of(dice.choice(list(mine)))
             case _:
                 units = Units.of(*dice.sample(list(mine), (len(mine) + 1) // 2))
         return (origin, target, units) if units else None
+
+    def _around_a_key_apart(self) -> tuple[str, str, Units] | None:
+        """A key that is owned apart from its group, or that group, goes somewhere: to each other, too."""
+        dice = self.world.dice
+        apart = sorted(self._routing.apart)
+        if not apart:
+            return None
+        key = dice.choice(apart)
+        unit = Unit("key", key) if dice.random() < 0.5 else Unit("group", self._routing.group(key))
+        origin = self._routing.owner_of(unit)
+        return origin, dice.choice([host for host in self._hosts if host != origin]), Units.of(unit)
 
     def _single_keys(self, host: Any) -> Units:
         keys = [key for key in self.checks.keys if host.own.of(key).stand is Stand.MINE]

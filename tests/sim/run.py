@@ -69,7 +69,7 @@ class Run:
             Host(world, self.checks, name, disk, self.hosts)
         self.controller = Controller(world, self.checks, first, self.hosts, protocol)
         self.query = Query(world, self.checks, self.batches, self.controller.table)
-        self.controller.schedule(0 if dice.random() < 0.03 else dice.randint(1, 5), HORIZON)
+        self._plan_moves()
         self._until = 0  # when the last fault is over
         self._at_effect: dict[tuple[str, int], str] = {}
         self._effects: Counter[str] = Counter()
@@ -81,6 +81,17 @@ class Run:
         """Some keys far more often than others."""
         dice = self.world.dice
         return [keys[int(len(keys) * dice.random() ** 2)] for _ in range(dice.randint(4, 24))]
+
+    def _plan_moves(self) -> None:
+        """Mostly a few, now and then none, or so many that keys and groups go round and meet again."""
+        dice = self.world.dice
+        chance = dice.random()
+        if chance < 0.03:
+            self.controller.schedule(0, HORIZON)
+        elif chance < 0.9:
+            self.controller.schedule(dice.choice((1, 2, 3, 4, 5, 8)), HORIZON)
+        else:
+            self.controller.schedule(20, HORIZON * 4)
 
     # -- faults ------------------------------------------------------------------------------------------------------
 

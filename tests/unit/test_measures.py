@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from godwit.bench.load import settled
+from godwit.bench.load import Arrivals, settled
 from godwit.bench.measures import (
     Departures,
     Steady,
@@ -18,6 +21,12 @@ from godwit.bench.measures import (
     stabilise_s,
     wrong_keys,
 )
+from godwit.bench.tally import Tally, ballast
+from godwit.runtime.native import NativeAdapter
+from godwit.runtime.rows import Rows, Times
+from godwit.state.codec import compile_codec
+from godwit.state.keys import KeyCodec
+from godwit.state.tables import KeyedState
 
 EXACT = {"lost": 0, "duplicated": 0, "out_of_order": 0}
 
@@ -158,3 +167,42 @@ def test_a_query_has_settled_when_its_batches_get_no_younger() -> None:
     assert not settled([9.0, 5.0, 4.0, 2.0, 1.0])
     assert settled([5.0, 4.0, 1.0, 0.9, 1.0, 1.1])
     assert settled([1.0, 2.0, 3.0, 4.0]), "it will never catch up"
+
+
+@dataclass
+class Batch:
+    """A batch as a sink gets it."""
+
+    due_us: list[int]
+
+    def toArrow(self) -> pa.Table:
+        return pa.table({"due": pa.array(self.due_us, pa.int64())})
+
+
+def test_a_batch_that_is_sent_again_replaces_itself() -> None:
+    arrivals = Arrivals()
+    for number, batch in ((0, Batch([1, 2])), (1, Batch([3])), (1, Batch([4]))):
+        arrivals(batch, number)  # type: ignore[arg-type]
+    assert arrivals.count == 3
+    assert arrivals.rows().column("due").to_pylist() == [1, 2, 4]
+    assert arrivals.wait(3, timeout_s=0)
+    assert not arrivals.wait(4, timeout_s=0)
+
+
+def test_the_tally_counts_on_beside_state_of_the_size_asked_for() -> None:
+    schema = pa.schema([("key", pa.int64()), ("due", pa.timestamp("us", tz="UTC"))])
+    codec = KeyCodec(pa.schema([schema.field("key")]))
+    adapter = NativeAdapter(Tally(state_bytes=100), schema, ["key"])
+    state = KeyedState(adapter.variables, codec, None, None)
+    adapter.open(state)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([7, 8, 7]), pa.array([1, 2, 3], schema.field("due").type)], schema=schema
+    )
+    rows = Rows(batch, np.arange(3), [(7,), (8,)], np.array([0, 1, 0], np.int32))
+    adapter.initialise(rows, Times(0, 0))
+    counts = [adapter.process(rows, Times(0, 0)).batch.column("count").to_pylist() for _ in range(2)]
+    kept = compile_codec(adapter.variables[1].schema).decode(state.value_get(1, (8,)) or b"")
+    assert counts == [[1, 1, 2], [3, 2, 4]]
+    assert kept == (ballast(8, 100),)
+    assert len(ballast(8, 100)) == 100
+    assert ballast(8, 100) != ballast(7, 100)

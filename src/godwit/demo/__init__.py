@@ -23,7 +23,7 @@ from godwit.demo.steps import STEPS, Done, Stage
 
 __all__ = ["main"]
 
-RATE: Final = 3_000
+RATE: Final = 2_000
 SECONDS: Final = 32
 CARS: Final = 1_000
 SKEW: Final = 0.8  # so that there are hot keys worth moving
@@ -51,7 +51,6 @@ def _run(spark: SparkSession, directory: str, console: Console) -> int:
         "skew": SKEW,
         "rows": RATE * SECONDS,
         "rows_per_second": RATE,
-        "rows_per_batch": 2 * RATE,
         "lanes": 2,
     }
     with godwit.Flock(spark, hosts=2, checkpoint=f"{directory}/godwit") as flock:

@@ -24,7 +24,7 @@ def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) ->
     steady = Steady.of(rows.between(steady_from_s, done[0].asked_s))
     title = (
         f"Times in ms; steady latency: mean {steady.mean_ms:,.0f}, sigma {steady.sigma_ms:,.0f}, p99 {steady.p99_ms:,.0f}.\n"
-        "disruption: time with rows later than mean + 5 sigma; jitter: peak p99 - mean"
+        "disruption: time with rows beyond mean + 5 sigma; jitter: peak p99 - mean"
     )
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0))
     table.add_column("step", no_wrap=True)

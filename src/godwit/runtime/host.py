@@ -408,16 +408,16 @@ class Host:
     def _opened(
         self, seat: Seat, request: BatchRef, lane: str, admit: Callable[[BatchRef, int, bool], None], carries: bool
     ) -> Work:
-        """A lane begins a batch here. A new batch waits until what is between two owners is decided."""
+        """A lane begins a batch here. A new batch, and its timers, wait until what is between two owners is decided."""
         instance = seat.instance
+
+        def ready() -> bool:
+            fires = carries and not instance.fired
+            same = instance.progress.judge(request) is Verdict.SAME and not fires
+            return same or not instance.between_owners or self._stop.is_set()
+
         with seat.changed:
-            seat.changed.wait_for(
-                lambda: (
-                    not instance.between_owners
-                    or instance.progress.judge(request) is Verdict.SAME
-                    or self._stop.is_set()
-                )
-            )
+            seat.changed.wait_for(ready)
             before = (instance.progress.batch, instance.fired)
             work = self._do(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
             if (instance.progress.batch, instance.fired) != before:

@@ -268,11 +268,12 @@ class Receiver:
             )
 
     def _keep_up(self, progress: Progress) -> list[Part]:
-        """Be in the origin's batch, or ahead of it. Waits while a hand-over is being decided; the lock is held."""
+        """Be in the origin's batch, or ahead of it; the lock is held.
+
+        Does not wait for hand-overs to be decided, as the first row of a batch does: that they are may come later on this very
+        connection. Timers are not fired by it, so none is missed.
+        """
         instance = self._seat.instance
-        if progress.batch <= instance.progress.batch:
-            return []
-        self._seat.changed.wait_for(lambda: not instance.between_owners or self._port.stopping())
         return [instance.mark_part()] if instance.keep_up(progress, self._port.clock_ms()) else []
 
     def _rest(self, note: dict[str, Any], body: Any) -> None:

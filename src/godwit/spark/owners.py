@@ -117,8 +117,7 @@ class Owners:
             said = {host: self.ask(host, operator) for host in hosts}
             table = recovery.rebuilt(known, {host: own for host, own in said.items() if own is not None}, hosts)
             self._write(operator, table)
-            for host, units in recovery.changed(known, table).items():
-                self._note_found(operator, host, units, next(iter(unfinished), None))
+            self._note_found(operator, known, table, next(iter(unfinished), None))
         for name, lines in unfinished.items():
             self._history.add("recovered", migration=name, **self._became(lines))
 
@@ -126,9 +125,19 @@ class Owners:
         found = [(name, self._home.operator(name)) for name in self._home.operators()]
         return [name for name, kept in found if kept is not None and not kept[0].ephemeral]
 
-    def _note_found(self, operator: str, host: str, units: Units, migration: str | None) -> None:
-        fields = {"operator": operator, "target": host, "groups": spans(units.groups), "keys": sorted(units.keys)}
-        self._history.add("moved", migration=migration, by="the hosts' logs, found at opening", **fields)
+    def _note_found(self, operator: str, known: Routing, table: Routing, migration: str | None) -> None:
+        """What has moved, and nobody was left to write it down."""
+        told = _told(self._history.lines(operator))
+        for host, found in recovery.changed(known, table).items():
+            units = Units.of(*(unit for unit in found if unit not in told or told[unit][0] != host))
+            if units:
+                fields = {
+                    "operator": operator,
+                    "target": host,
+                    "groups": spans(units.groups),
+                    "keys": sorted(units.keys),
+                }
+                self._history.add("moved", migration=migration, by="the hosts' logs, found at opening", **fields)
 
     def _became(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
         """How a request stands that an application's end cut short."""
@@ -197,14 +206,8 @@ def _short(text: str, chars_max: int = 40) -> str:
 
 def _view(operator: str, table: Routing, lines: list[dict[str, Any]]) -> RoutingView:
     """Rows by host and by the migration that brought it there."""
-    began: str | None = None
-    known: dict[Unit, tuple[str, str, str | None]] = {}  # unit -> (host, since, migration)
-    for line in lines:
-        if line["event"] == "defined":
-            began = line["at"]
-        elif line["event"] == "moved":
-            units = Units(groups_in(line["groups"]), frozenset(line["keys"]))
-            known.update(dict.fromkeys(units, (line["target"], line["at"], line.get("migration"))))
+    began = next((line["at"] for line in lines if line["event"] == "defined"), None)
+    known = _told(lines)
     found: dict[tuple[str, str, str], list[Unit]] = {}
     for host in table.hosts:
         units = table.units_of(host)
@@ -216,6 +219,16 @@ def _view(operator: str, table: Routing, lines: list[dict[str, Any]]) -> Routing
             found.setdefault((host, *told), []).append(unit)
     rows = [_row(*key, Units.of(*units)) for key, units in sorted(found.items())]
     return RoutingView(operator, table.version, tuple(rows))
+
+
+def _told(lines: list[dict[str, Any]]) -> dict[Unit, tuple[str, str, str | None]]:
+    """Where the history last saw each unit go: host, when, by which migration."""
+    known: dict[Unit, tuple[str, str, str | None]] = {}
+    for line in lines:
+        if line["event"] == "moved":
+            units = Units(groups_in(line["groups"]), frozenset(line["keys"]))
+            known.update(dict.fromkeys(units, (line["target"], line["at"], line.get("migration"))))
+    return known
 
 
 def _row(host: str, since: str, migration: str, units: Units) -> dict[str, Any]:
