@@ -12,6 +12,7 @@ from pyspark.sql import GroupedData
 
 import godwit
 from godwit.spark.operators import OperatorOptions
+from godwit.spark.requests import MoveOptions
 
 PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "windows"}
 REQUIRED = inspect.Parameter.empty
@@ -46,6 +47,10 @@ NATIVE = [
     for name, *rest in STATEFUL
     if name != "outputStructType"
 ]
+SELECTION = [("keys", KEYWORD, None), ("groups", KEYWORD, None)]
+MOVE_OPTIONS = set(
+    "check gap_ms on_conflict order progress protocol rate_bytes_per_s restart side_by_side source step_units wait".split()
+)
 OPTIONS = {"nullKeys", "watermarkPolicy", "timeout_s", "value_bytes_max", "lane", "sequence"}
 
 
@@ -80,7 +85,14 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_flock_has_exactly_these_members() -> None:
     assert set(public_members(godwit.Flock)) == {
         "close",
+        "drain",
+        "history",
+        "move",
         "process",
+        "rebalance",
+        "routing",
+        "scale",
+        "standby",
         "state",
         "status",
         "transformWithState",
@@ -97,6 +109,13 @@ def test_flock_has_exactly_these_members() -> None:
         (godwit.Flock.process, NATIVE),
         (godwit.Flock.state, [("name", POSITIONAL, REQUIRED)]),
         (godwit.Flock.status, []),
+        (godwit.Flock.scale, [("hosts", POSITIONAL, REQUIRED)]),
+        (godwit.Flock.move, [("operator", POSITIONAL, REQUIRED), *SELECTION, ("to", KEYWORD, REQUIRED)]),
+        (godwit.Flock.drain, [("host", POSITIONAL, REQUIRED)]),
+        (godwit.Flock.rebalance, [("operator", POSITIONAL, REQUIRED)]),
+        (godwit.Flock.standby, [("operator", POSITIONAL, REQUIRED), ("to", KEYWORD, REQUIRED), *SELECTION]),
+        (godwit.Flock.routing, [("operator", POSITIONAL, REQUIRED)]),
+        (godwit.Flock.history, [("operator", POSITIONAL, None)]),
         (godwit.Flock.close, []),
     ],
     ids=lambda value: getattr(value, "__qualname__", ""),
@@ -120,6 +139,12 @@ def test_operator_options_are_exactly_these_and_explained() -> None:
     assert set(OperatorOptions.__annotations__) == OPTIONS
     for name in OPTIONS:
         assert name in (OperatorOptions.__doc__ or "")
+
+
+def test_move_options_are_exactly_these_and_explained() -> None:
+    assert set(MoveOptions.__annotations__) == MOVE_OPTIONS
+    for name in MOVE_OPTIONS:
+        assert f"{name}:" in (MoveOptions.__doc__ or "")
 
 
 def test_everything_public_is_explained() -> None:

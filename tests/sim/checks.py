@@ -11,7 +11,8 @@ from tests.sim.world import Breach, World
 
 if TYPE_CHECKING:
     from tests.sim.host import Host
-    from tests.sim.query import Query, Task
+    from tests.sim.query import Query
+    from tests.sim.router import Task
 
 
 class Checks:
@@ -27,12 +28,13 @@ class Checks:
         self._emitted: Counter[int] = Counter()  # key -> outputs committed
         self.committed_batches = 0
         self._durable: dict[str, tuple[dict[str, Any], Ownership]] = {}  # as written, as read
+        self._owned: dict[int, tuple[Ownership, int, frozenset[int]]] = {}
 
     # -- with every row ----------------------------------------------------------------------------------------------
 
     def applied(self, host: Host, row: Row, key: int, before: tuple[Row, ...]) -> None:
         for other in self.world.hosts.values():
-            if other is not None and other is not host and other.own.of(key).stand is Stand.MINE:
+            if other is not None and other is not host and key in self._mine(other.own):
                 raise Breach("I1", f"{host.name} and {other.name} both apply key {key}")
         if row in before:
             raise Breach("I2", f"{host.name} applies row {row} of key {key} twice: {before}")
@@ -63,21 +65,27 @@ class Checks:
 
     def owners(self) -> None:
         """At most one host owns a key, or would after a restart; and one does, or has let go and is telling who does."""
-        durable = {name: self.durable(name) for name in self.disks}
         hosts = self.world.hosts
+        by_host = {name: self._mine(self.durable(name)) for name in self.disks}
+        for name, host in hosts.items():
+            if host is not None:
+                by_host[name] = by_host[name] | self._mine(host.own)
         for key in self.keys:
-            who = [
-                name
-                for name, own in durable.items()
-                if own.of(key).stand is Stand.MINE
-                or ((host := hosts[name]) is not None and host.own.of(key).stand is Stand.MINE)
-            ]
+            who = [name for name, mine in by_host.items() if key in mine]
             if len(who) > 1:
                 raise Breach("I1", f"key {key} is owned by {' and '.join(who)}")
-            if not who and self._holder(key, durable) is None:
+            if not who and self._holder(key, {name: self.durable(name) for name in self.disks}) is None:
                 raise Breach("I6", f"key {key} is owned by nobody")
             if who and hosts[who[0]] is not None:
                 self._hints(key, hosts[who[0]])
+
+    def _mine(self, own: Ownership) -> frozenset[int]:
+        """The keys that are owned so; looked at again only when that has changed."""
+        known = self._owned.get(id(own))
+        if known is None or known[0] is not own or known[1] != own.version:
+            mine = frozenset(key for key in self.keys if own.of(key).stand is Stand.MINE)
+            known = self._owned[id(own)] = (own, own.version, mine)
+        return known[2]
 
     def _hints(self, key: int, owner: Host) -> None:
         """A hint is from the past: its epoch is less than the owner's, or it names the owner. So following hints ends."""

@@ -8,7 +8,7 @@ from godwit.model.ownership import Stand
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from tests.sim.checks import Checks
-from tests.sim.query import Table
+from tests.sim.router import Table
 from tests.sim.world import World
 
 PROTOCOLS = ("pause", "fetch", "push", "live", "live-unordered", "standby")

@@ -12,8 +12,8 @@ from tests.sim.run import KINDS, Run
 
 SEEDS = 500
 
-# Seeds that failed once, with the protocol they were run with. The dice fall otherwise whenever the simulator changes, so
-# what each taught is also a switch in `holes` or a test of the part that was wrong.
+# Seeds that failed once, or do with a part put back as it was, and the protocol they were run with. The dice fall otherwise
+# whenever the simulator changes, so what each taught is also a switch in `holes` or a test of the part that was wrong.
 PAST_FAILURES = (
     (79, None),  # a step that was declined waited for a batch that had begun while the answer was under way
     (1110, None),  # an origin behind its target waited for a router that the target made wait

@@ -407,8 +407,6 @@ class Mover:
         for item in out:
             self._send(item)
             yield
-        if self.order.gap_ms:
-            self._peer.idle.wait(self.order.gap_ms / 1000)
 
     def _scan(self, select: Select) -> list[Key]:
         """Keys of a step that was released before a restart."""
@@ -457,6 +455,8 @@ class Mover:
             instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY))
             ownership.confirm(f"{self.order.id}/{step}")
             self._seat.lsn = self._port.log.append([instance.own_part()])
+        if self.order.gap_ms:
+            self._peer.idle.wait(self.order.gap_ms / 1000)  # before the next step has its turn
         self.figures.keys += len(keys)
         self.figures.moved += [[unit.kind, unit.id, ownership.share(unit).epoch] for unit in units]
         self._note("served")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError, MalformedRequest
 from godwit.migration.events import AbortAsked, HandoverAsked
-from godwit.migration.origin import PROTOCOLS
+from godwit.migration.origin import PROTOCOLS, register
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
 from godwit.runtime.mover import Mover, union
@@ -263,6 +265,8 @@ def _order(request: dict[str, Any]) -> Order:
     options = dict(request.get("options") or {})
     known = {name: options[name] for name in ("side_by_side", "rate_bytes_per_s", "source", "check") if name in options}
     protocol = wire.field(request, "protocol", str)
+    if protocol not in PROTOCOLS and "code" in request:
+        register(cloudpickle.loads(base64.b64decode(request["code"])))
     if protocol not in PROTOCOLS:
         raise MalformedRequest(f"unknown protocol {protocol!r}", todo=f"There are: {', '.join(sorted(PROTOCOLS))}")
     return Order(
