@@ -116,15 +116,20 @@ def migration_lines(rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"| protocol | {' | '.join(MIGRATION)} |", "|---" * (len(MIGRATION) + 1) + "|"]
     for protocol in dict.fromkeys(row["protocol"] for row in rows):
         mine = [row for row in rows if row["protocol"] == protocol]
-        cells = [_cell([row[field] for row in mine], digits, per) for field, digits, per in MIGRATION.values()]
+        cells = [_cell(_values(mine, field), digits, per) for field, digits, per in MIGRATION.values()]
         lines.append(f"| {protocol} | {' | '.join(cells)} |")
     return [*lines, "", *(f"- {_word(aim.met)}: {aim.text}: {aim.measured}" for aim in aims(rows))]
+
+
+def _values(rows: list[dict[str, Any]], field: str) -> list[float | None]:
+    """A run in which no row was recorded as waiting says nothing about stall."""
+    return [None if field.startswith("stall_") and not row["stall_rows"] else row[field] for row in rows]
 
 
 def _cell(values: list[float | None], digits: int, per: float) -> str:
     found = spread_of(values)
     if found is None:
-        return "not reached"
+        return "none"
     low, mid, high = (f"{found[name] / per:,.{digits}f}" for name in ("min", "median", "max"))
     return mid if low == high else f"{mid} ({low}-{high})"
 

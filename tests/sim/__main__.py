@@ -11,13 +11,9 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.sim.controller import PROTOCOLS
-from tests.sim.run import Result, Run
+from tests.sim.run import Result, Run, run_seed
 
 STORY_LINES = 60
-
-
-def run_seed(seed: int, protocol: str | None = None) -> Result:
-    return Run(seed, protocol).run()
 
 
 def results(first: int, seeds: int, protocol: str | None, jobs: int) -> Iterator[Result]:
@@ -34,7 +30,7 @@ def tell_failure(result: Result, protocol: str | None, lines: int) -> None:
     print(f"\nseed {result.seed} breaks {result.breach}")
     for line in result.story[-lines:]:
         print("  " + line)
-    print(f"again: {again}")
+    print(f"again: {again}", flush=True)
 
 
 def main() -> int:
@@ -80,8 +76,8 @@ def many(options: argparse.Namespace) -> int:
             tell_failure(result, options.protocol, STORY_LINES)
             if failed >= options.failures:
                 break
-        elif ran % 10_000 == 0:
-            print(f"{ran:,} seeds hold", file=sys.stderr)
+        if ran % 10_000 == 0:
+            print(f"{ran:,} seeds, {failed} failed", file=sys.stderr)
     took_s = time.perf_counter() - began_s
     print(f"seeds       {ran:,} from {options.first}, {failed} failed, {ran / took_s:.0f} a second, {events:,} events")
     print(f"migrations  {sum(outcomes.values()):,}: {_listed(outcomes)}")

@@ -226,6 +226,10 @@ class Run:
         return result
 
 
+def run_seed(seed: int, protocol: str | None = None) -> Result:
+    return Run(seed, protocol).run()
+
+
 def _outcome(done: int, dropped: int, reason: str) -> str:
     if reason == "refused":
         return "refused"

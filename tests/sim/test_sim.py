@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from tests.sim.__main__ import main, run_seed
+from tests.sim.__main__ import main, results
 from tests.sim.controller import PROTOCOLS
-from tests.sim.run import KINDS, Run
+from tests.sim.run import KINDS, Run, run_seed
 
 SEEDS = 500
 
@@ -58,6 +58,10 @@ def test_same_seed_is_the_same_run() -> None:
     other.run()
     assert list(map(str, one.world.story)) == list(map(str, other.world.story))
     assert one.world.events == other.world.events
+
+
+def test_several_processes_find_what_one_finds() -> None:
+    assert list(results(0, 6, None, jobs=2)) == list(results(0, 6, None, jobs=1))
 
 
 def test_failing_seed_is_told_with_the_way_to_replay_it(

@@ -145,7 +145,14 @@ def test_a_rate_leaves_out_the_warm_up() -> None:
 
 def line(protocol: str, **figures: Any) -> dict[str, Any]:
     exactness = dict.fromkeys(("lost", "duplicated", "out_of_order", "wrong_state"), 0)
-    rest = {"stall_p99_ms": 1.0, "stall_max_ms": 2.0, "disruption_ms": 0.0, "stabilise_s": 1.0, "outcome": "done"}
+    rest = {
+        "stall_p99_ms": 1.0,
+        "stall_max_ms": 2.0,
+        "disruption_ms": 0.0,
+        "stabilise_s": 1.0,
+        "outcome": "done",
+        "stall_rows": 9,
+    }
     return {"protocol": protocol, "peak_jitter_p99_ms": 10.0, **rest, **exactness, **figures}
 
 
@@ -168,6 +175,15 @@ def test_an_aim_is_met_missed_or_open() -> None:
 
 def test_aims_are_about_the_median_of_the_runs() -> None:
     assert met([line("live", stall_p99_ms=value) for value in (1.0, 2.0, 50.0)], "live: stall p99") is True
+
+
+def test_an_aim_about_stall_is_open_where_no_row_was_recorded_as_waiting() -> None:
+    silent = line("live", stall_rows=0, stall_p99_ms=0.0, stall_max_ms=0.0)
+    assert met([silent], "live: stall p99") is None
+    assert met([silent, line("live", stall_p99_ms=90.0)], "live: stall p99") is False, (
+        "the silent run does not dilute it"
+    )
+    assert met([silent], "live: disruption") is True
 
 
 def test_push_is_compared_with_pause() -> None:

@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from godwit.control.recovery import changed, first_table, rebuilt, settled
 from godwit.errors import CheckpointCorrupt
 from godwit.model.ownership import Incoming, Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.runtime.leases import Lease, host_directory, write_lease
 from godwit.spark.history import FILE, History
 from godwit.spark.home import Home, read_roster
+from godwit.spark.timers import TimerReader
+from godwit.transport.flight import Service
 
 # -- the lines -------------------------------------------------------------------------------------------------------
 
@@ -79,6 +83,23 @@ def test_a_damaged_roster_is_corrupt(tmp_path: Path, text: str) -> None:
     (tmp_path / "roster.json").write_text(text)
     with pytest.raises(CheckpointCorrupt, match=r"roster\.json"):
         home.roster()
+
+
+def test_timers_of_hosts_that_joined_since_are_asked_for_too(tmp_path: Path) -> None:
+    home = Home.open(tmp_path, 2, 8)
+    service = Service("127.0.0.1", "token", {"timers_due": lambda _: {"due": True}})
+    host_directory(str(tmp_path), "host-2").mkdir(parents=True)
+    write_lease(host_directory(str(tmp_path), "host-2"), Lease(1, f"127.0.0.1:{service.port}", 1))
+    given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0,host-1", "token": "token"}
+    reader = TimerReader(given)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start, "nobody knows of host-2 yet"
+    home.keep_roster(["host-0", "host-1", "host-2"])
+    assert reader.latestOffset(start, ReadAllAvailable())["tick"] > 0
+    home.keep_roster(["host-0", "host-1"])
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    reader.stop()
+    service.stop(2.0)
 
 
 # -- tables from what hosts say --------------------------------------------------------------------------------------

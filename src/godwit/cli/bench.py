@@ -30,7 +30,9 @@ parameters, versions, machine, and these figures:
   peak_jitter_p99_ms   the highest p99 of a 100 ms window after the request, less the steady mean
   peak_jitter_max_ms   the highest latency of a row after the request, less the steady mean
   stabilise_s          from the request until the last such late row left; null if latency was not back at the end
-  stall_*              how long rows of moving keys waited in a host, over the rows that did wait
+  stall_*              how long rows of moving keys waited in a host, over the rows that did wait (stall_rows); a batch
+                       that a host keeps waiting at its opening is not in it, so stall_rows 0 does not prove that
+                       nothing waited: look at the latencies
   reconfiguration_s    from the request until the last key served at its target
   keys_moved, bytes_moved, and what went through two hosts on that account: rows_sent_twice, bytes_sent_twice
   extra_memory_bytes_max   the hosts' peak resident memory during the move, less the peak before it
@@ -204,6 +206,12 @@ def _written(lines: Iterable[dict[str, Any]], given: argparse.Namespace, name: s
     return kept
 
 
+def _stall(line: Mapping[str, Any]) -> str:
+    if not line["stall_rows"]:
+        return "no stall recorded"
+    return f"stall p99 {line['stall_p99_ms']:.1f} ms, max {line['stall_max_ms']:.1f} ms"
+
+
 def summary(line: Mapping[str, Any]) -> str:
     """The one or two figures that a person looks for first."""
     if line["benchmark"] == "rest":
@@ -211,7 +219,7 @@ def summary(line: Mapping[str, Any]) -> str:
         return f"throughput with support / without: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
     return (
         f"{line['protocol']}: {line['keys_moved']:,} keys in {line['reconfiguration_s']:.2f} s, "
-        f"stall p99 {line['stall_p99_ms']:.1f} ms, max {line['stall_max_ms']:.1f} ms, "
+        f"{_stall(line)}, "
         f"disruption {line['disruption_ms']:.0f} ms, peak jitter {line['peak_jitter_p99_ms']:.0f} ms "
         f"on {line['steady_mean_ms']:.0f} ms, {'exact' if sound(line) else 'NOT SOUND'}"
     )

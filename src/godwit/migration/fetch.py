@@ -11,6 +11,8 @@ from __future__ import annotations
 from godwit.migration.events import Offered, Turn, Wanted
 from godwit.migration.origin import COMMON, Phase, Protocol, cut_and_ship, lend, register
 
+PARCEL_BYTES = 256 << 10  # of what nobody asks for, at a time: what is asked for then waits for no more than that
+
 FETCH = register(
     Protocol(
         "fetch",
@@ -22,5 +24,6 @@ FETCH = register(
             (Phase.LENT, Turn): (Phase.CUT, cut_and_ship),
         },
         offers=True,
+        parcel_bytes=PARCEL_BYTES,
     )
 )

@@ -161,13 +161,17 @@ def first(steps: Sequence[Step]) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """`offers`: the target must expect the units before anything else. `choose`: which of the steps goes next."""
+    """`offers`: the target must expect the units before anything else. `choose`: which of the steps goes next.
+
+    Steps that go one after another are joined to parcels of about `parcel_bytes`, if that is given.
+    """
 
     name: str
     about: str
     table: Table
     offers: bool = False
     choose: Choose = first
+    parcel_bytes: int = 0
     deterministic: bool = False  # whether it needs processors that do the same to the same rows
     side_by_side: int = 1  # steps under way at once, unless the plan says otherwise
     kept: bool = False  # whether it follows until told to hand over
@@ -224,7 +228,8 @@ class Origin:
                 self._note(event)
                 return []
             case Wanted():
-                return [effect for step in self._containing(event.units) for effect in self._advance(step, event)]
+                asked = [s for s in self._containing(event.units) if (s.phase, Wanted) in self.protocol.table]
+                return self._advance(self._joined(asked), event) if asked else []
             case HandoverAsked():
                 self._handing_over = True  # also what has not come so far yet
             case AbortAsked():
@@ -262,13 +267,42 @@ class Origin:
             under_way = sum(step.phase not in OVER and step not in ready for step in self.steps)
             if not ready or under_way >= self._side_by_side:
                 break
-            step = self.protocol.choose(ready)
+            step = self._joined(self._parcel(ready))
             effects += self._advance(step, Turn(step.number))
         if not self.ended and (self._begun or self.reason) and all(step.phase in OVER for step in self.steps):
             self.ended = True
             done = sum(step.phase is Phase.DONE for step in self.steps)
             effects.append(End(done, len(self.steps) - done, self.reason))
         return effects
+
+    def _parcel(self, ready: list[Step]) -> list[Step]:
+        """The steps that go next, as one: a hand-over costs about as much for many units as for a few."""
+        chosen = [self.protocol.choose(ready)]
+        size_bytes = chosen[0].size_bytes
+        left = [step for step in ready if step is not chosen[0]]
+        while left and size_bytes < self.protocol.parcel_bytes:
+            step = self.protocol.choose(left)
+            if chosen[0].waiting_rows and not step.waiting_rows:
+                break  # what rows wait for does not wait for the rest
+            chosen.append(step)
+            left.remove(step)
+            size_bytes += step.size_bytes
+        return chosen
+
+    def _joined(self, steps: list[Step]) -> Step:
+        """Several steps as one, which takes their place."""
+        if len(steps) == 1:
+            return steps[0]
+        joined = Step(1 + max(step.number for step in self.steps), Units(), phase=steps[0].phase)
+        for step in steps:
+            joined.units |= step.units
+            joined.size_bytes += step.size_bytes
+            joined.waiting_rows += step.waiting_rows
+        joined.story = [("joined", joined.phase.name)]
+        gone = {id(step) for step in steps}
+        self.steps = [*(step for step in self.steps if id(step) not in gone), joined]
+        self._of.update(dict.fromkeys(joined.units, joined))
+        return joined
 
     def _note(self, event: Waiting) -> None:
         step = self._of.get(event.unit)

@@ -14,6 +14,7 @@ from godwit.migration.events import Offered, Turn
 from godwit.migration.origin import COMMON, Phase, Protocol, Step, cut_and_ship, lend, register
 
 FRAME_BYTES = 512  # what a step costs on the wire besides its state
+PARCEL_BYTES = 512 << 10  # about ten milliseconds from the cut to the target's word
 
 
 def by_backlog(steps: Sequence[Step]) -> Step:
@@ -37,6 +38,7 @@ PUSH = register(
         },
         offers=True,
         choose=by_backlog,
+        parcel_bytes=PARCEL_BYTES,
         side_by_side=2,
     )
 )

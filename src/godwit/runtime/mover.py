@@ -90,6 +90,7 @@ class Mover:
         self._line: Line = queue.SimpleQueue()
         self._peer = Peer(port, order, self._line)
         self._work: deque[Iterator[None]] = deque()
+        self._chores: deque[tuple[int, Units]] = deque()  # steps that the target has, to be forgotten
         self._keys: dict[Unit, dict[Key, int]] = {}  # of every unit, with their routing hashes
         self._noting = Noting(seat, self._select, self._note_keys)
         self._following: dict[int, Following] = {}
@@ -168,6 +169,8 @@ class Mover:
                 self._handle(AbortAsked(str(error)))
         finally:
             self._peer.disconnect()
+            while self._chores and not self._port.stopping():
+                self._forget(*self._chores.popleft())
             self._stop_following()
             self._note("ended")
 
@@ -197,10 +200,14 @@ class Mover:
     def _next(self) -> None:
         """What is in line goes first; where nothing is, the next slice of what is being copied or shipped."""
         try:
-            item = self._line.get(block=not self._work, timeout=None if self._work else 0.5)
+            busy = bool(self._work or self._chores)
+            item = self._line.get(block=not busy, timeout=None if busy else 0.5)
         except queue.Empty:
-            if self._work and next(self._work[0], self) is self:  # it has come to its end
-                self._work.popleft()
+            if self._work:
+                if next(self._work[0], self) is self:  # it has come to its end
+                    self._work.popleft()
+            elif self._chores:
+                self._forget(*self._chores.popleft())
             return
         if isinstance(item, Event):
             self._handle(item)
@@ -310,7 +317,7 @@ class Mover:
             case Resume(step, units):
                 self._resume(step, units)
             case Forget(step, units):
-                self._forget(step, units)
+                self._chores.append((step, units))  # nobody waits for it
             case _:
                 self._tell(effect)
 
