@@ -169,7 +169,7 @@ def kills() -> Iterator[Any]:
             yield pytest.param(protocol, f"host-{killed}", marks=marks)
 
 
-@pytest.mark.parametrize(("protocol", "killed"), kills())
+@pytest.mark.parametrize(("protocol", "killed"), list(kills()))
 def test_a_host_killed_during_a_migration(nest: Nest, protocol: str, killed: str) -> None:
     flow = Flow(nest)
     moving = groups_of(nest, "host-0")

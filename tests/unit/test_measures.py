@@ -116,6 +116,11 @@ def test_jitter_is_measured_from_the_steady_mean() -> None:
     }
 
 
+def test_where_no_row_left_nothing_is_claimed() -> None:
+    steady = Steady(10, mean_ms=20.0, sigma_ms=4.0, p50_ms=20.0, p99_ms=30.0)
+    assert set(interruption(departures(), steady, since_s=1.0).values()) == {None}
+
+
 def check(pairs: list[tuple[int, int]], by_key: list[int]) -> dict[str, int]:
     table = np.array(pairs, np.int64).reshape(-1, 2)
     return counted(table[:, 0], table[:, 1], np.array(by_key, np.int64))

@@ -109,8 +109,10 @@ def peak_p99_ms(rows: Departures, since_s: float) -> float:
 
 
 def interruption(rows: Departures, steady: Steady, since_s: float) -> dict[str, Any]:
-    """What rows suffered that left after the request at `since_s`."""
-    raw = float(rows.latency_ms.max()) if len(rows) else 0.0
+    """What rows suffered that left after the request at `since_s`; None throughout if none left: that is not nothing."""
+    if not len(rows):
+        return dict.fromkeys(("disruption_ms", "peak_jitter_p99_ms", "peak_jitter_max_ms", "stabilise_s"))
+    raw = float(rows.latency_ms.max())
     return {
         "disruption_ms": round(disruption_ms(rows, steady.limit_ms, since_s), 1),
         "peak_jitter_p99_ms": round(peak_p99_ms(rows, since_s) - steady.mean_ms, 1),

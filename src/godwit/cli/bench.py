@@ -212,6 +212,12 @@ def _stall(line: Mapping[str, Any]) -> str:
     return f"stall p99 {line['stall_p99_ms']:.1f} ms, max {line['stall_max_ms']:.1f} ms"
 
 
+def _interruption(line: Mapping[str, Any]) -> str:
+    if line["disruption_ms"] is None:
+        return "no row left after the request"
+    return f"disruption {line['disruption_ms']:.0f} ms, peak jitter {line['peak_jitter_p99_ms']:.0f} ms"
+
+
 def summary(line: Mapping[str, Any]) -> str:
     """The one or two figures that a person looks for first."""
     if line["benchmark"] == "rest":
@@ -220,7 +226,7 @@ def summary(line: Mapping[str, Any]) -> str:
     return (
         f"{line['protocol']}: {line['keys_moved']:,} keys in {line['reconfiguration_s']:.2f} s, "
         f"{_stall(line)}, "
-        f"disruption {line['disruption_ms']:.0f} ms, peak jitter {line['peak_jitter_p99_ms']:.0f} ms "
+        f"{_interruption(line)} "
         f"on {line['steady_mean_ms']:.0f} ms, {'exact' if sound(line) else 'NOT SOUND'}"
     )
 

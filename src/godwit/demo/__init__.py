@@ -24,13 +24,12 @@ from godwit.demo.steps import STEPS, Done, Stage
 __all__ = ["main"]
 
 RATE: Final = 2_000
-SECONDS: Final = 32
+SECONDS: Final = 44
 CARS: Final = 1_000
 SKEW: Final = 0.8  # so that there are hot keys worth moving
 NAME: Final = "speed"
 WARM_UP_S: Final = 12.0  # at most
-# Each step comes when so much of what is left after the warm-up is out: all under load, however slow the machine.
-FIRST, EACH = 0.15, 0.17
+GAP_S: Final = 3  # so many seconds' worth of rows leave before each step, or it would have nothing to show
 
 
 def main() -> int:
@@ -86,9 +85,9 @@ def _go_through(stage: Stage, rows: int, console: Console) -> tuple[float, list[
         stage.running.wait_rows(1, show)
         stage.running.wait_settled(time.time() + WARM_UP_S, show)
         say("steady")
-        steady_from_s, first = time.time(), stage.running.arrivals.count
-        for at, step in enumerate(STEPS):
-            stage.running.wait_rows(first + int((rows - first) * (FIRST + at * EACH)), show)
+        steady_from_s = time.time()
+        for step in STEPS:
+            stage.running.wait_rows(min(rows, stage.running.arrivals.count + GAP_S * RATE), show)
             done.append(step(stage, show, say))
             progress.console.print(f"  {done[-1].told()}")
         stage.running.wait_rows(rows, show)

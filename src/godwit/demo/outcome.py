@@ -33,9 +33,13 @@ def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) ->
     ends = [*(step.asked_s for step in done), float("inf")]
     for step, (from_s, to_s) in zip(done, pairwise(ends), strict=True):
         seen = interruption(rows.between(from_s, to_s), steady, from_s)
-        hurt = (seen["disruption_ms"], max(0.0, seen["peak_jitter_p99_ms"]))
-        table.add_row(step.name, *_moved(step), f"{step.took_s:.2f}", *(f"{value:,.0f}" for value in hurt))
+        hurt = [_told(seen[name]) for name in ("disruption_ms", "peak_jitter_p99_ms")]
+        table.add_row(step.name, *_moved(step), f"{step.took_s:.2f}", *hurt)
     return table
+
+
+def _told(value: float | None) -> str:
+    return "no rows" if value is None else f"{value:,.0f}"
 
 
 def _moved(step: Done) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ class Receiver:
         self._acting = threading.RLock()  # one event at a time: connections, and the answers to questions
         self._wanted = Units()
         seat.wanted.append(self.want)
+        for units in (prepared or {}).values():
+            seat.staging[migration] = seat.staging.get(migration, Units()) | units
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -157,7 +159,10 @@ class Receiver:
         self._answer("hello")
 
     def _offer(self, note: dict[str, Any], body: Any) -> None:
-        self._handle(Promised(parcels.units_in(note)))
+        units = parcels.units_in(note)
+        with self._seat.changed:
+            self._claim(units)
+        self._handle(Promised(units))
 
     def _copied(self, note: dict[str, Any], body: Any) -> None:
         self._answer("caught_up", step=note["step"], rows=note["rows"])
@@ -189,13 +194,24 @@ class Receiver:
         step, units = note["step"], parcels.units_in(note)
         self._handle(Announced(step, units))
         self._arrivals[step] = Arrival()
-        with self._seat.lock:
+        with self._seat.changed:
             assert instance.ownership is not None
+            self._claim(units)
             if any((out.units & units) for out in instance.ownership.outgoing.values()):
                 self._drop_keys(scan(self._seat, selects(units, instance.ownership)))
             if units - instance.staged:
                 instance.staged |= units
                 self._log([instance.own_part()])
+
+    def _claim(self, units: Units) -> None:
+        """A migration before this one may still have copies here, not knowing yet what became of it: it goes first."""
+        staging = self._seat.staging
+
+        def free() -> bool:
+            return not any(other != self.id and staged & units for other, staged in staging.items())
+
+        self._seat.changed.wait_for(lambda: free() or self._port.stopping())
+        staging[self.id] = staging.get(self.id, Units()) | units
 
     def _note_keys(self, step: int, keys: list[Key]) -> None:
         self._copies.setdefault(step, {}).update(dict.fromkeys(keys))
@@ -382,7 +398,7 @@ class Receiver:
         with self._seat.changed:
             if f"{self.id}/{step}" in self._ownership.incoming:
                 self._ownership.serve(f"{self.id}/{step}")
-                instance.staged -= units
+                self._unstage(units)
                 parts: list[Part] = [instance.own_part()]
                 for lane, entry in self._timers.pop(step, ()):
                     instance.ledger.record(lane, entry)
@@ -408,11 +424,17 @@ class Receiver:
             keys = list(known) if known is not None else scan(self._seat, not_mine) if units & instance.staged else []
             self._drop_keys([key for key in keys if not_mine(np.array([instance.key_codec.route_hash(key)]))[0]])
             instance.ledger.drop(not_mine)
-            instance.staged -= units
+            self._unstage(units)
             self._log([instance.own_part()])
             self._seat.changed.notify_all()
         self._arrivals.pop(step, None)
         self._timers.pop(step, None)
+
+    def _unstage(self, units: Units) -> None:
+        self._seat.instance.staged -= units
+        left = self._seat.staging.pop(self.id, Units()) - units
+        if left:
+            self._seat.staging[self.id] = left
 
     def _drop_keys(self, keys: list[Key]) -> None:
         instance = self._seat.instance

@@ -33,6 +33,7 @@ class Seat:
     lsn: int = -1
     told: list[Callable[[Event], None]] = field(default_factory=list)  # movers: told when a batch begins
     wanted: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: told what rows wait for
+    staging: dict[str, Units] = field(default_factory=dict)  # by migration: of what it has copies here
     stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
 
     def waits(self, since_ms: float) -> list[list[float]]:
