@@ -75,7 +75,7 @@ class Handover(RuleBasedStateMachine):
         self.epochs: dict[int, dict[Unit, int]] = {}
         self.apart: dict[int, dict[int, tuple[str, int]]] = {}
         self.target = Target()
-        self.origin: Origin | None = Origin(PROTOCOLS[self.protocol], STEPS)
+        self.origin: Origin | None = Origin(PROTOCOLS[self.protocol], STEPS, [1 << 20] * len(STEPS))
         self.at_origin(ev.Begun())
 
     # -- the origin ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from godwit.migration.target import Phase as Arrival
 from godwit.model.units import Unit, Units
 
 ONE, TWO = Units.of(Unit("group", 0)), Units.of(Unit("group", 1), Unit("key", 6))
+LARGE = 1 << 20  # bytes of a step that is not joined with others
 NAMES = ("pause", "fetch", "push", "live", "live-unordered", "standby")
 
 every_protocol = pytest.mark.parametrize("name", NAMES)
@@ -24,7 +25,7 @@ def names(effects: list[ev.Effect]) -> list[str]:
 
 def begun(name: str, *steps: Units, side_by_side: int | None = None) -> tuple[Origin, list[ev.Effect]]:
     """Up to where the first step is on its way."""
-    machine = Origin(PROTOCOLS[name], steps, side_by_side=side_by_side)
+    machine = Origin(PROTOCOLS[name], steps, [LARGE] * len(steps), side_by_side)
     effects = machine.on(ev.Begun())
     if machine.protocol.offers:
         assert names(effects) == ["Offer"]
@@ -146,6 +147,19 @@ class TestOwnWay:
         machine.on(ev.Prepared(0))
         machine.on(ev.Released(0))
         assert machine.on(ev.Served(0))[-2:] == [ev.Cut(2, TWO), ev.Ship(2, TWO)]
+
+    def test_fetch_ships_all_that_is_wanted_at_once_as_one_step(self) -> None:
+        three = Units.of(Unit("group", 2))
+        machine, _ = begun("fetch", ONE, TWO, three, side_by_side=1)
+        assert machine.on(ev.Wanted(TWO | three)) == [ev.Cut(3, TWO | three), ev.Ship(3, TWO | three)]
+
+    def test_push_joins_small_steps_but_none_that_nothing_waits_for(self) -> None:
+        one, two, three, four = (Units.of(Unit("group", at)) for at in range(4))
+        machine = Origin(PROTOCOLS["push"], [one, two, three, four], [LARGE, 10, 10, 10], side_by_side=1)
+        machine.on(ev.Begun())
+        machine.on(ev.Waiting(Unit("group", 1), 5, 1.0))
+        machine.on(ev.Waiting(Unit("group", 3), 5, 1.0))
+        assert machine.on(ev.Offered())[-2:] == [ev.Cut(4, two | four), ev.Ship(4, two | four)]
 
     @pytest.mark.parametrize("name", ["live", "live-unordered", "standby"])
     def test_copies_before_it_cuts(self, name: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from godwit.errors import GodwitError
+from godwit.errors import Bug, GodwitError
 from godwit.migration.events import (
     AbortAsked,
     Begun,
@@ -163,8 +163,9 @@ class Mover:
                     self._converse()
                 else:
                     self._hear_aborts()
-        except GodwitError as error:
-            self.failure = error
+        except Exception as error:  # noqa: BLE001 whatever it is, what can still be dropped must not stay held
+            told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
+            self.failure = told.at(host=self._port.host, operator=self.order.operator)
             with suppress(GodwitError):
                 self._handle(AbortAsked(str(error)))
         finally:

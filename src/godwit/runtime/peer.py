@@ -118,8 +118,9 @@ class Peer:
 
     def disconnect(self) -> None:
         if self._client is not None:
-            with suppress(*GONE_PEER):
-                self._writer.done_writing()
+            if self._writer is not None:
+                with suppress(*GONE_PEER):
+                    self._writer.done_writing()
             self._client.close()
             self._client, self._writer = None, None
 
