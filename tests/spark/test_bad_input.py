@@ -536,8 +536,6 @@ def test_damaged_newer_and_other_checkpoints_are_refused_whole(life: Life) -> No
         assert_said(str(caught.value), kind.code, *words)
         for path, content in good.items():
             path.write_bytes(content)
-    with pytest.raises(CheckpointMismatch, match=r"has 1 hosts, 2 were asked for\. Open it with hosts=1"):
-        life.open(hosts=2)
     assert life.run() == "", "once it is whole again, all goes on"
     assert life.counts() == [("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 1), ("b", 2), ("b", 3)]
 

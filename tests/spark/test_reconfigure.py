@@ -306,7 +306,6 @@ def test_opened_with_another_number_of_hosts_it_is_scaled_before_anything_is_def
         stage.check()
 
 
-@pytest.mark.xfail(reason="hosts do not take up an operator's own first table yet", raises=DefinitionError)
 def test_an_operator_that_is_defined_later_lives_on_the_hosts_there_are(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path, rows=3_000) as stage:
         stage.flock.scale(3)

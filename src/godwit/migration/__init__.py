@@ -3,4 +3,17 @@
 from godwit.migration import fetch, live, live_unordered, pause, push, standby
 from godwit.migration.origin import PROTOCOLS, Protocol, register
 
-__all__ = ["PROTOCOLS", "Protocol", "fetch", "live", "live_unordered", "pause", "push", "register", "standby"]
+BUILT_IN = frozenset(PROTOCOLS)  # those that every host knows
+
+__all__ = [
+    "BUILT_IN",
+    "PROTOCOLS",
+    "Protocol",
+    "fetch",
+    "live",
+    "live_unordered",
+    "pause",
+    "push",
+    "register",
+    "standby",
+]

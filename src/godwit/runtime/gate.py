@@ -19,7 +19,7 @@ from godwit.migration.events import Waiting
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Unit
-from godwit.runtime.seat import Seat, Stall
+from godwit.runtime.seat import Seat
 from godwit.runtime.shares import MINE, SENT_ON, Mask, units_of
 from godwit.runtime.work import Chunk, Work
 
@@ -73,8 +73,7 @@ class Gate:
                 began_s, waiting = time.monotonic(), len(chunk)
             self._wait(chunk, instance.ownership)
         if began_s is not None:
-            waited_ms = (time.monotonic() - began_s) * 1000
-            self._seat.stalls.append(Stall(time.time() * 1000, waited_ms, waiting))
+            self._seat.stalled((time.monotonic() - began_s) * 1000, waiting)
         if refused:
             passed.refused = self._refuse(refused, instance.ownership)
         return passed

@@ -165,11 +165,11 @@ class Host:
             self._stop.is_set,
         )
 
-    def _own(self, seat: Seat) -> None:
-        """An instance that has never given or taken anything owns what the first table says."""
+    def _own(self, seat: Seat, first: Routing | None = None) -> None:
+        """An instance that has never written down what it owns owns what the operator's first table says."""
         instance = seat.instance
         if self.config.routing is not None and not instance.spec.ephemeral and instance.ownership is None:
-            instance.own(Ownership.initial(self.config.host, self.config.routing))
+            instance.own(Ownership.initial(self.config.host, first or self.config.routing))
 
     def _wake(self) -> None:
         for seat in list(self._seats.values()):
@@ -272,10 +272,12 @@ class Host:
             if operator.spec.ephemeral:
                 return
             seat = self._seats.get(name) or Seat(self._fresh(name, operator.spec))
-            self._own(seat)
+            first = item.get("routing")
+            self._own(seat, None if first is None else Routing.from_dict(first))
             with seat.lock:
                 seat.instance.attach(operator.spec, self._adapter(operator))
-                seat.lsn = self.log.append([seat.instance.define_part()])
+                owned = [seat.instance.own_part()] if seat.instance.ownership is not None else []
+                seat.lsn = self.log.append([seat.instance.define_part(), *owned])
             self.log.flush(seat.lsn)
             self._seats[name] = seat
 
@@ -408,7 +410,7 @@ class Host:
     def _opened(
         self, seat: Seat, request: BatchRef, lane: str, admit: Callable[[BatchRef, int, bool], None], carries: bool
     ) -> Work:
-        """A lane begins a batch here. A new batch, and its timers, wait until what is between two owners is decided."""
+        """A lane begins a batch here. Where there are timers, it waits until what is between two owners is decided."""
         instance = seat.instance
 
         def ready() -> bool:
@@ -417,7 +419,10 @@ class Host:
             return same or not instance.between_owners or self._stop.is_set()
 
         with seat.changed:
-            seat.changed.wait_for(ready)
+            if instance.spec.time_mode != "none" and not ready():
+                began_s = time.monotonic()
+                seat.changed.wait_for(ready)
+                seat.stalled((time.monotonic() - began_s) * 1000, 1)  # how many rows wait behind it is not known here
             before = (instance.progress.batch, instance.fired)
             work = self._do(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
             if (instance.progress.batch, instance.fired) != before:

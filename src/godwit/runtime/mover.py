@@ -41,6 +41,7 @@ from godwit.migration.events import (
     Ship,
     TellAborted,
     TellReleased,
+    Waiting,
 )
 from godwit.migration.origin import PROTOCOLS, Origin, Phase
 from godwit.model.units import Unit, Units
@@ -237,6 +238,8 @@ class Mover:
                 return
             case Begun():
                 self._began = True
+            case Waiting(_, rows, _):
+                self.figures.rows_forwarded += rows  # their routers send them to the target
         for effect in self._machine.on(event):
             self._do(effect)
         self._tell_news()

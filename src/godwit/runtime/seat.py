@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ class Seat:
     wanted: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: told what rows wait for
     staging: dict[str, Units] = field(default_factory=dict)  # by migration: of what it has copies here
     stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
+
+    def stalled(self, waited_ms: float, rows: int) -> None:
+        self.stalls.append(Stall(time.time() * 1000, waited_ms, rows))
 
     def waits(self, since_ms: float) -> list[list[float]]:
         """How long rows have waited here since then, and how many of them: [milliseconds, rows]."""

@@ -6,17 +6,20 @@ both hosts own tells what became of it. A host that is away is waited for; no ti
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import cloudpickle
 
 from godwit.control import orders, recovery
 from godwit.control.moves import Move, spans
 from godwit.control.planner import Measured
 from godwit.control.report import Course
 from godwit.errors import GodwitError, HostUnavailable
-from godwit.migration import PROTOCOLS
+from godwit.migration import BUILT_IN, PROTOCOLS
 from godwit.model.units import Unit, Units
 from godwit.spark.history import History
 from godwit.spark.hosting import Hosts
@@ -102,6 +105,7 @@ class Carrier:
                 protocol=protocol,
                 steps=[step.to_dict() for step in orders.steps(order, left, size, rates)],
                 options=options.for_host(),
+                **_code(protocol),
             )
         except HostUnavailable:
             return  # it has begun or it has not: it is asked next, as soon as it is back
@@ -193,6 +197,13 @@ class Carrier:
         measured = self.measure(move.origin, move.operator)
         groups = {Unit("group", group): rows for group, rows in measured.rows.items()}
         return groups | {Unit("key", key): rows for key, rows in measured.hot.items()}
+
+
+def _code(protocol: str) -> dict[str, str]:
+    """A protocol of the user's own travels with the request: hosts have only heard of those that come with the package."""
+    if protocol in BUILT_IN:
+        return {}
+    return {"code": base64.b64encode(cloudpickle.dumps(PROTOCOLS[protocol])).decode()}
 
 
 def _stands(answer: dict[str, Any]) -> bool:

@@ -270,8 +270,6 @@ class Flock:
             ephemeral = operator.spec.ephemeral
             routing = self._fixed_routing() if ephemeral else self._owners.define(definition.name)
             self._announce(operator, routing)
-            if not ephemeral:
-                self._owners.check_owned(definition.name)
         route = self._route(operator, numbering(definition), routing)
         if start is not None and not operator.spec.ephemeral and not self._home.initialised(definition.name):
             self._initialise(operator, start, route)

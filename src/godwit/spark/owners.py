@@ -77,20 +77,6 @@ class Owners:
                 self._history.add("defined", operator=operator, hosts=list(self._home.roster()))
             return self._tables[operator]
 
-    def check_owned(self, operator: str) -> None:
-        """Where a host has left that the flock began with: that what it would have had is somebody's."""
-        hosts = self._home.roster()
-        if set(self._home.routing.hosts) <= set(hosts):
-            return
-        told = [own for host in hosts if (own := self.ask(host, operator)) is not None]
-        orphans = self.group_count() - len(recovery.group_owners(told, hosts))
-        if orphans:
-            raise DefinitionError(
-                f"{orphans} groups of keys have no owner, because a host that this flock began with has left",
-                todo="Define new operators on a new checkpoint, or before the first host leaves",
-                operator=operator,
-            )
-
     def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
         with self._lock:
             table = self._tables[operator]

@@ -15,7 +15,7 @@ from godwit.control import planner
 from godwit.control.claims import Claim
 from godwit.control.moves import group_count, record
 from godwit.control.report import Course
-from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable
+from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, NotDeterministic
 from godwit.model.units import Units
 from godwit.spark.carrying import Carrier, at_once
 from godwit.spark.history import History
@@ -286,7 +286,8 @@ class Reconfiguration:
         if not left:
             return "done", "", None
         reason = next(course.reason for course in migration.courses if course.left)
-        error = HostUnavailable(
+        kind = NotDeterministic if NotDeterministic.code in reason else HostUnavailable
+        error = kind(
             f"{left} units stayed where they were: {reason or 'no reason was given'}",
             todo="Look at flock.history(), and ask again",
             migration=migration.id,
