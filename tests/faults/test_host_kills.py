@@ -25,6 +25,7 @@ from tests.spark.flocks import (
 pytestmark = pytest.mark.faults
 
 
+@pytest.mark.long
 def test_both_hosts_killed_at_every_named_point(spark: SparkSession, tmp_path: Path) -> None:
     counted = KeyCount(rows=200 * (len(POINTS) + 2), per_batch=200)
     plan = {point: batch for batch, point in enumerate(POINTS, 1)}

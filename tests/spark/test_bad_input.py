@@ -142,6 +142,7 @@ NATIVE_MOODS = {
 }
 
 
+@pytest.mark.long
 def test_a_native_processor_that_does_wrong_in_many_ways(case: Case) -> None:
     case.define_native()
     assert_fails_and_goes_on(case, NATIVE_MOODS)

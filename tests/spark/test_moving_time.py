@@ -58,7 +58,7 @@ def run(
     return seen
 
 
-@pytest.mark.parametrize("protocol", ["live", "push", pytest.param("pause", marks=pytest.mark.long)])
+@pytest.mark.parametrize("protocol", ["live", *(pytest.param(p, marks=pytest.mark.long) for p in ("push", "pause"))])
 @pytest.mark.parametrize(
     ("define", "schema", "batches"),
     [(sessions, EVENTS, SESSIONS), (windows, MEASURED, MEASURES)],

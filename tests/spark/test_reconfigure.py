@@ -93,7 +93,12 @@ def frozen(flock: godwit.Flock, host: str) -> Iterator[None]:
 # -- the same answer -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["pause", "fetch", "push", "live", "live-unordered"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "protocol", [*(pytest.param(p, marks=LONG) for p in ("pause", "fetch", "live-unordered", "push")), "live"]
+)
 def test_out_single_keys_and_in_again_under_load(spark: SparkSession, tmp_path: Path, protocol: str) -> None:
     with staged(spark, tmp_path) as stage:
         stage.start()
@@ -111,7 +116,9 @@ def test_out_single_keys_and_in_again_under_load(spark: SparkSession, tmp_path: 
         stage.check()
 
 
-@pytest.mark.parametrize("order", ["sudden", "fluid", "hot-first", "by-backlog"])
+@pytest.mark.parametrize(
+    "order", [*(pytest.param(order, marks=LONG) for order in ("sudden", "fluid", "hot-first")), "by-backlog"]
+)
 def test_every_order_gives_the_same_answer(spark: SparkSession, tmp_path: Path, order: str) -> None:
     with staged(spark, tmp_path, rows=8_000) as stage:
         stage.start()
@@ -134,6 +141,7 @@ def test_two_four_three_one_two_with_the_fewest_moves(spark: SparkSession, tmp_p
         stage.check()
 
 
+@pytest.mark.long
 def test_processor_of_pyspark_moves_too(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path, rows=6_000) as stage:
         frame = stage.flock.transformWithState(
@@ -170,6 +178,7 @@ def test_copies_stand_until_they_are_handed_over(spark: SparkSession, tmp_path: 
         stage.check()
 
 
+@pytest.mark.long
 def test_drained_host_is_taken_over_by_its_standby(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path) as stage:
         stage.start()
@@ -181,6 +190,7 @@ def test_drained_host_is_taken_over_by_its_standby(spark: SparkSession, tmp_path
         stage.check()
 
 
+@pytest.mark.long
 def test_copies_are_given_up_when_asked(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path, rows=5_000) as stage:
         stage.start()
@@ -251,8 +261,17 @@ def test_aborted_move_stays_and_one_in_line_never_begins(spark: SparkSession, tm
 # -- faults ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("killed", ["host-0", "host-1"])
-@pytest.mark.parametrize("protocol", ["live", "pause", "push"])
+@pytest.mark.parametrize(
+    ("protocol", "killed"),
+    [
+        ("live", "host-0"),
+        ("push", "host-1"),
+        pytest.param("live", "host-1", marks=LONG),
+        pytest.param("push", "host-0", marks=LONG),
+        pytest.param("pause", "host-0", marks=LONG),
+        pytest.param("pause", "host-1", marks=LONG),
+    ],
+)
 def test_a_host_killed_on_the_way_changes_nothing(
     spark: SparkSession, tmp_path: Path, protocol: str, killed: str
 ) -> None:
@@ -291,7 +310,7 @@ def test_opened_again_everything_is_where_it_was(spark: SparkSession, tmp_path: 
         stage.check()
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=LONG), pytest.param(4, marks=LONG)])
 def test_opened_with_another_number_of_hosts_it_is_scaled_before_anything_is_defined(
     spark: SparkSession, tmp_path: Path, hosts: int
 ) -> None:
@@ -347,6 +366,7 @@ def test_history_tells_who_moved_what_and_why(spark: SparkSession, tmp_path: Pat
         assert "3-5" in repr(stage.flock.routing(OPERATOR))
 
 
+@pytest.mark.long
 def test_rebalance_moves_the_load_of_a_busy_host_and_leaves_an_even_one_alone(
     spark: SparkSession, tmp_path: Path
 ) -> None:

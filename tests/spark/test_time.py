@@ -176,6 +176,7 @@ def lived(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return (words[-1] if words else None, " ".join(words), " ".join(sorted(words)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_second_operator_takes_its_time_from_the_outputs_of_the_first(engines: SideBySide, flavour: Flavour) -> None:
     first = case(processors.Stamped, flavour)
