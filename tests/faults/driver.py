@@ -21,7 +21,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
-from tests.spark.flocks import OPERATOR, Count, Files, KeyCount, drain, kill_host, start, state_of
+from tests.spark.flocks import OPERATOR, Count, Files, KeyCount, drain, kill_host, start, state_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +42,7 @@ class App:
     die: dict[str, int] = field(default_factory=dict)
     kill: dict[str, int] = field(default_factory=dict)  # host -> batch in which it is killed
     fail_tasks: bool = False
+    scale: dict[str, Any] = field(default_factory=dict)  # what to ask of the flock in batch 1; it goes on meanwhile
     stay: bool = False  # do not close the flock at the end, wait to be ended
     memory_max_bytes: int | None = None
 
@@ -167,6 +168,9 @@ def main(app: App) -> None:
         for host, at in app.kill.items():
             if at == batch and once(app.path / f"killed-{host}"):
                 kill_host(flock, host)
+        if app.scale and batch == 1 and once(app.path / "scaled"):
+            migration = flock.scale(**app.scale, wait=False)
+            wait_until(lambda: migration.progress()["bytes"] > 0, what="state is on its way")
         rows = frame.collect()
         strike(app, "evaluated", batch)
         sink.write(batch, rows)
@@ -185,6 +189,8 @@ def main(app: App) -> None:
     try:
         drain(query)
         app.say("state", sorted(state_of(flock).items()))
+        app.say("history", flock.history())
+        app.say("owners", [[row["host"], row["group_count"]] for row in flock.routing(OPERATOR)])
         app.say("status", flock.status())
         if app.stay:
             signal.pause()

@@ -163,8 +163,15 @@ def test_a_move_can_be_read_back_from_its_record() -> None:
 
 def test_stall_counts_rows_not_waits() -> None:
     found = stall([[1.0, 98], [50.0, 1], [7.0, 1]])
-    assert found == {"rows": 100, "p50_ms": 1.0, "p99_ms": 7.0, "max_ms": 50.0}
-    assert stall([]) == {"rows": 0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
+    over_all = {"rows": 100, "p50_ms": 1.0, "p99_ms": 7.0, "max_ms": 50.0}
+    assert found == {**over_all, "rows_waited": 100, "waited_p50_ms": 1.0, "waited_p99_ms": 7.0}
+    assert not any(stall([]).values())
+
+
+def test_stall_counts_rows_that_did_not_wait_too() -> None:
+    found = stall([[8.0, 10], [20.0, 1]], at_once=989)
+    assert (found["rows"], found["p50_ms"], found["p99_ms"], found["max_ms"]) == (1000, 0.0, 8.0, 20.0)
+    assert (found["rows_waited"], found["waited_p50_ms"], found["waited_p99_ms"]) == (11, 8.0, 20.0)
 
 
 def answer(keys: int, moved: list[int], phase: str, wait_ms: float) -> dict[str, object]:
@@ -189,4 +196,5 @@ def test_a_second_try_adds_to_what_the_first_has_moved() -> None:
     assert seen["moves"][0]["phase"] == "following"
     account = totals([course])
     assert account["groups_moved"] == 2
-    assert account["stall"] == {"rows": 4, "p50_ms": 3.0, "p99_ms": 5.0, "max_ms": 5.0}
+    told = account["stall"]
+    assert (told["rows"], told["p50_ms"], told["p99_ms"], told["max_ms"]) == (4, 3.0, 5.0, 5.0)

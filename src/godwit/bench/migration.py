@@ -215,7 +215,7 @@ def operator_frame(spark: SparkSession, flock: godwit.Flock, settings: Settings,
 
 def _stall(report: dict[str, Any]) -> dict[str, Any]:
     """Over the rows of moving keys that waited in a host."""
-    return {f"stall_{name}": report["stall"][name] for name in ("rows", "p50_ms", "p99_ms", "max_ms")}
+    return {f"stall_{name}": value for name, value in report["stall"].items()}
 
 
 def _short(value: float) -> float:

@@ -30,9 +30,9 @@ parameters, versions, machine, and these figures:
   peak_jitter_p99_ms   the highest p99 of a 100 ms window after the request, less the steady mean
   peak_jitter_max_ms   the highest latency of a row after the request, less the steady mean
   stabilise_s          from the request until the last such late row left; null if latency was not back at the end
-  stall_*              how long rows of moving keys waited in a host, over the rows that did wait (stall_rows); a batch
-                       that a host keeps waiting at its opening is not in it, so stall_rows 0 does not prove that
-                       nothing waited: look at the latencies
+  stall_*              how long rows of moving keys waited in a host for state or ownership: p50, p99 and max over all
+                       of them that came during the move (stall_rows), and over those that had to wait
+                       (stall_rows_waited, stall_waited_p50_ms, stall_waited_p99_ms)
   reconfiguration_s    from the request until the last key served at its target
   keys_moved, bytes_moved, and what went through two hosts on that account: rows_sent_twice, bytes_sent_twice
   extra_memory_bytes_max   the hosts' peak resident memory during the move, less the peak before it

@@ -12,7 +12,7 @@ from typing import Any
 from godwit.control.moves import Move
 from godwit.model.units import Unit
 
-COUNTED = ("keys", "bytes", "rows_forwarded", "bytes_forwarded")
+COUNTED = ("keys", "bytes", "rows_forwarded", "bytes_forwarded", "rows_applied")
 
 
 @dataclass(slots=True)
@@ -89,22 +89,26 @@ def totals(courses: Sequence[Course]) -> dict[str, Any]:
         "bytes": counted["bytes"],
         "rows_sent_twice": counted["rows_forwarded"],
         "bytes_sent_twice": counted["bytes_forwarded"],
-        "stall": stall(wait for course in courses for wait in course.waits),
+        "stall": stall([wait for course in courses for wait in course.waits], counted["rows_applied"]),
         "groups_moved": sum(unit.kind == "group" for unit in moved),
         "keys_moved_apart": sum(unit.kind == "key" for unit in moved),
         "moves": [course.to_dict() for course in courses],
     }
 
 
-def stall(waits: Iterable[Sequence[float]]) -> dict[str, Any]:
-    """Percentiles of the time that rows waited, each row counted once."""
+def stall(waits: Iterable[Sequence[float]], at_once: int = 0) -> dict[str, Any]:
+    """How long rows of moving keys waited: over all of them, `at_once` of which did not, and over those that did."""
     ordered = sorted((ms, int(rows)) for ms, rows in waits)
-    rows_all = sum(rows for _, rows in ordered)
+    waited = sum(rows for _, rows in ordered)
+    every = [(0.0, at_once), *ordered]
     return {
-        "rows": rows_all,
-        "p50_ms": _percentile(ordered, rows_all, 0.50),
-        "p99_ms": _percentile(ordered, rows_all, 0.99),
+        "rows": at_once + waited,
+        "p50_ms": _percentile(every, at_once + waited, 0.50),
+        "p99_ms": _percentile(every, at_once + waited, 0.99),
         "max_ms": ordered[-1][0] if ordered else 0.0,
+        "rows_waited": waited,
+        "waited_p50_ms": _percentile(ordered, waited, 0.50),
+        "waited_p99_ms": _percentile(ordered, waited, 0.99),
     }
 
 

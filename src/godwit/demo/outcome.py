@@ -46,10 +46,7 @@ def _moved(step: Done) -> tuple[str, ...]:
     if not step.report:
         return ("",) * 3
     stall = step.report["stall"]
-    # No row recorded is not the same as no wait: a batch kept waiting at its opening is not among them.
-    times = (
-        "/".join(f"{stall[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")) if stall["rows"] else "none recorded"
-    )
+    times = "/".join(f"{stall[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")) if stall["rows"] else "no rows"
     return f"{step.report['keys']:,}", f"{step.report['bytes'] / 1e3:,.0f}", times
 
 

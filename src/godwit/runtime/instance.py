@@ -178,11 +178,6 @@ class Instance:
         self.watermark.merge(watermark, same_batch)
         self.times = self._times(self.times.processing_ms)
 
-    @property
-    def moving(self) -> bool:
-        """Whether there may be state here that is not this instance's own, or soon will not be."""
-        return bool(self.staged or self.followers)
-
     def own_part(self) -> Part:
         assert self.ownership is not None
         info = {"kind": "own", "op": self.name, "own": self.ownership.to_dict(), "staged": self.staged.to_dict()}
@@ -273,7 +268,7 @@ class Instance:
     def _fire(self, lane: str) -> Work:
         """Timers that are due after the rows of the batch before, which is complete: as Spark fires them at its end."""
         self.state.now_ms = self.times.processing_ms
-        if not self.moving:  # a copy must stay as its owner has it; what has expired is not seen anyway
+        if not self.staged:  # a copy must stay as its owner has it; what has expired is not seen anyway
             self.state.expire_ttl(self.times.processing_ms)
         due = self.due
         work = Work()
