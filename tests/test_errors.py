@@ -22,6 +22,7 @@ PUBLISHED = {
     "GODWIT-INVARIANT-BROKEN": "InvariantBroken",
     "GODWIT-MALFORMED-REQUEST": "MalformedRequest",
     "GODWIT-NOT-ENOUGH-SLOTS": "NotEnoughSlots",
+    "GODWIT-NOT-DETERMINISTIC": "NotDeterministic",
     "GODWIT-NOT-REPLAYABLE": "NotReplayable",
     "GODWIT-NULL-KEY": "NullKey",
     "GODWIT-OUTPUT-MISMATCH": "OutputMismatch",

@@ -24,6 +24,7 @@ __all__ = [
     "HostUnavailable",
     "InvariantBroken",
     "MalformedRequest",
+    "NotDeterministic",
     "NotEnoughSlots",
     "NotReplayable",
     "NullKey",

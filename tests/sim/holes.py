@@ -96,11 +96,4 @@ HOLES = (
         50,
         first=1_080,
     ),
-    _hole(
-        "keeping up waits",
-        "a target waits with a later batch until what it has prepared is decided, and that word is behind in the same stream",
-        "I6",
-        50,
-        first=870,
-    ),
 )

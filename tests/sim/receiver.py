@@ -113,9 +113,9 @@ class Receiver:
 
     def _work(self) -> None:
         self._working = False
-        if not self.alive or self._keeps_up_later():
+        if not self.alive:
             return
-        for _ in range(1 if "keeping up waits" in self.world.holes else 3):
+        for _ in range(3):
             if self._backlog and self.alive:
                 self._take(self._backlog.popleft())
         if self.alive and len(self._backlog) <= BACKLOG_MAX:
@@ -124,15 +124,6 @@ class Receiver:
             self._following.clear()
         if self._backlog:
             self._work_soon()
-
-    def _keeps_up_later(self) -> bool:
-        """For a hole only: to wait with a later batch until nothing is between two owners may wait for what is behind it."""
-        head = self._backlog[0] if "keeping up waits" in self.world.holes and self._backlog else ()
-        waits = bool(head) and head[0] == "ship" and head[5] > self.host.batch and self.host.own.busy()
-        if waits:
-            self._working = True
-            self.world.after(5, self._work)
-        return waits
 
     def _take(self, message: tuple[Any, ...]) -> None:  # noqa: C901 one line per message
         if message[0] not in ("state", "row"):

@@ -43,8 +43,8 @@ def case(kind: type[processors.Logic], flavour: Flavour, **more: Any) -> Case:
     ("kind", "batches", "mode"),
     [
         (processors.RunningCount, FULL, "append"),
-        (processors.Violations, BATCHES, "update"),
-        (processors.TopThree, FULL, "append"),
+        pytest.param(processors.Violations, BATCHES, "update", marks=pytest.mark.long),
+        pytest.param(processors.TopThree, FULL, "append", marks=pytest.mark.long),
         (processors.RecentAndWords, FULL, "update"),
     ],
 )

@@ -265,7 +265,7 @@ def test_aborted_move_stays_and_one_in_line_never_begins(spark: SparkSession, tm
     ("protocol", "killed"),
     [
         ("live", "host-0"),
-        ("push", "host-1"),
+        pytest.param("push", "host-1", marks=LONG),
         pytest.param("live", "host-1", marks=LONG),
         pytest.param("push", "host-0", marks=LONG),
         pytest.param("pause", "host-0", marks=LONG),
