@@ -66,7 +66,7 @@ OVER = frozenset((Phase.DONE, Phase.DROPPED))
 REVOCABLE = (Phase.QUEUED, Phase.LENT, Phase.COPYING, Phase.FOLLOWING, Phase.CUT, Phase.WAITING)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
     number: int
     units: Units
@@ -215,6 +215,9 @@ class Origin:
         return machine
 
     def on(self, event: Event) -> list[Effect]:
+        if isinstance(event, Waiting):
+            self._note(event)
+            return []
         return [*self._heard(event), *self._next()]
 
     def _heard(self, event: Event) -> list[Effect]:
@@ -224,9 +227,6 @@ class Origin:
                 return [Offer(self._all_units())] if self.protocol.offers else []
             case Offered():
                 self._open = True
-            case Waiting():
-                self._note(event)
-                return []
             case Wanted():
                 asked = [s for s in self._containing(event.units) if (s.phase, Wanted) in self.protocol.table]
                 return self._advance(self._joined(asked), event) if asked else []
@@ -264,7 +264,7 @@ class Origin:
         effects: list[Effect] = self._all(HandoverAsked()) if self._handing_over else []
         while self._begun and self._open:
             ready = [step for step in self.steps if (step.phase, Turn) in self.protocol.table]
-            under_way = sum(step.phase not in OVER and step not in ready for step in self.steps)
+            under_way = sum(step.phase not in OVER for step in self.steps) - len(ready)
             if not ready or under_way >= self._side_by_side:
                 break
             step = self._joined(self._parcel(ready))

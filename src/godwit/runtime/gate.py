@@ -8,6 +8,7 @@ refused on a stream stays refused on it until the router has caught up (`model.r
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +17,18 @@ import numpy as np
 
 from godwit.errors import StaleGeneration
 from godwit.migration.events import Waiting
+from godwit.model.ownership import HELD as STANDS_HELD
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Unit
+from godwit.runtime.rows import Index
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import MINE, SENT_ON, Mask, units_of
 from godwit.runtime.work import Chunk, Work
 
 Apply = Callable[[Chunk], Work]
+EXPECTED = int(Stand.EXPECTED)
+HELD = tuple(map(int, STANDS_HELD))
 
 
 @dataclass(slots=True)
@@ -68,10 +73,11 @@ class Gate:
             held = ~(mine | sent_on)
             if not held.any():
                 break
-            chunk = chunk.filter(held)
+            chunk, stands = chunk.filter(held), stands[held]
             if began_s is None:
                 began_s, waiting = time.monotonic(), len(chunk)
-            self._wait(chunk, instance.ownership)
+            self._want(chunk.hashes[stands == EXPECTED], instance.ownership)
+            self._wait(chunk)
         if began_s is not None:
             self._seat.stalled((time.monotonic() - began_s) * 1000, waiting)
         if refused:
@@ -81,13 +87,16 @@ class Gate:
     def _still_refused(self, chunk: Chunk) -> Mask:
         return np.fromiter((h in self._refusals for h in chunk.hashes.tolist()), np.bool_, len(chunk))
 
-    def _wait(self, chunk: Chunk, ownership: Ownership) -> None:
-        expected = [h for h in set(chunk.hashes.tolist()) if ownership.of(h).stand is Stand.EXPECTED]
-        if expected:
+    def _want(self, hashes: Index, ownership: Ownership) -> None:
+        if len(hashes):
+            units = units_of(np.unique(hashes).tolist(), ownership)
             for want in self._seat.wanted:
-                want(units_of(expected, ownership))
-        version = ownership.version
-        self._seat.changed.wait_for(lambda: ownership.version != version or self._stopping())
+                want(units)
+
+    def _wait(self, chunk: Chunk) -> None:
+        """Until all of it is decided: it is answered as a whole, so there is nothing to gain by looking at it earlier."""
+        instance = self._seat.instance
+        self._seat.changed.wait_for(lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), HELD).any())
         if self._stopping():
             raise StaleGeneration("the host is stopping while rows wait for a hand-over")
 
@@ -111,10 +120,14 @@ class Gate:
         """Rows of lent units wait at the target from now on: that is the backlog by which a push is ordered."""
         if not self._seat.told:
             return
+        lent = hashes[self._seat.instance.stands(hashes) == int(Stand.LENT)]
+        if not len(lent):
+            return
         count, now_s = len(ownership.groups), time.monotonic()
-        found, rows = np.unique(hashes, return_counts=True)
-        for route_hash, n in zip(found.tolist(), rows.tolist(), strict=True):
-            if ownership.of(route_hash).stand is Stand.LENT:
-                unit = Unit("key", route_hash) if route_hash in ownership.keys else Unit("group", route_hash % count)
-                for tell in self._seat.told:
-                    tell(Waiting(unit, n, now_s))
+        rows: Counter[Unit] = Counter()
+        for route_hash, n in zip(*(column.tolist() for column in np.unique(lent, return_counts=True)), strict=True):
+            unit = Unit("key", route_hash) if route_hash in ownership.keys else Unit("group", route_hash % count)
+            rows[unit] += n
+        for tell in self._seat.told:
+            for unit, n in rows.items():
+                tell(Waiting(unit, n, now_s))

@@ -65,7 +65,9 @@ class Timers:
 
     def clear_many(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._stage[key] = dict.fromkeys(self._base.get(key, ()), False)
+            times = self._base.get(key, ())
+            if times or key in self._stage:  # most keys have no timers
+                self._stage[key] = dict.fromkeys(times, False)
 
     def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
         for op, key, sub in zip(ops.tolist(), keys, subs.to_pylist(), strict=True):
