@@ -455,9 +455,13 @@ class Mover:
         with self._seat.lock:
             keys = list(self._keys_of(units) if self._keys else self._scan(select))
         for at in range(0, len(keys), FORGET_KEYS):
+            part = keys[at : at + FORGET_KEYS]
+            hashes = np.array([instance.key_codec.route_hash(key) for key in part], np.int64)
             with self._seat.lock:
-                part = [key for key in keys[at : at + FORGET_KEYS] if self._gone(instance.key_codec.route_hash(key))]
-                changes = instance.state.drop(part)
+                gone = instance.stands(hashes) == AWAY
+                if instance.staged:
+                    gone &= ~selects(instance.staged, ownership)(hashes)
+                changes = instance.state.drop([part[i] for i in np.flatnonzero(gone).tolist()])
                 if len(changes):
                     info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch}
                     body = changes.to_batch(instance.key_codec).serialize()
@@ -471,13 +475,6 @@ class Mover:
         self.figures.keys += len(keys)
         self.figures.moved += [[unit.kind, unit.id, ownership.share(unit).epoch] for unit in units]
         self._note("served")
-
-    def _gone(self, route_hash: int) -> bool:
-        ownership = _ownership(self._seat)
-        share = ownership.of(route_hash)
-        staged = self._seat.instance.staged
-        here = route_hash in staged.keys or route_hash % len(ownership.groups) in staged.groups
-        return share.stand.name == "AWAY" and not here
 
     # -- following ---------------------------------------------------------------------------------------------------
 

@@ -209,7 +209,10 @@ class KeyedState:
 
     def committed(self, keys: Sequence[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
         """What those of the keys that have changed since the last settled moment held then; `amend` takes it up."""
-        touched = [key for key in keys if any(key in table.touched() for table in self._tables.values())]
+        changed: set[Key] = set()
+        for table in self._tables.values():
+            changed.update(table.touched())
+        touched = [key for key in keys if key in changed]
         tables = [(table, table.rows_of(touched, committed=True)) for table in self._tables.values()]
         return self._of(touched, tables, rows_max, bytes_max)
 

@@ -42,6 +42,8 @@ class _Undo:
 
     def before(self) -> dict[Key, bytes | None]:
         """By key, None for a key that held nothing."""
+        if not self._noted:
+            return self._before
         noted: dict[Key, bytes | None] = {}
         for keys, olds in reversed(self._noted):  # so that of several changes the first one stays
             noted.update(zip(keys, olds, strict=True))
