@@ -28,6 +28,7 @@ class Following:
 
     def __init__(self, seat: Seat, line: Line, step: int, select: Select, forward: str, check: bool) -> None:
         self.pending: list[tuple[int, int, Key]] = []
+        self.keys: set[Key] = set()
         self.rows = 0
         self._instance = seat.instance
         self._line = line
@@ -39,7 +40,10 @@ class Following:
 
     def found(self, key: Key, route_hash: int) -> None:
         """A new key. If its place has been passed, all that ever happened to it is forwarded."""
-        if self._select(np.array([route_hash]))[0] and self._frontier is not None and route_hash >= self._frontier:
+        if not self._select(np.array([route_hash]))[0]:
+            return
+        self.keys.add(key)
+        if self._frontier is not None and route_hash >= self._frontier:
             heappush(self.pending, (route_hash, len(self.pending) + (1 << 40), key))
 
     def next_slice(self) -> list[Key]:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify
@@ -95,7 +95,7 @@ class Mover:
         self._keys: dict[Unit, dict[Key, int]] = {}  # of every unit, with their routing hashes
         self._noting = Noting(seat, self._select, self._note_keys)
         self._following: dict[int, Following] = {}
-        self._copied: set[int] = set()
+        self._copied: dict[int, set[Key]] = {}  # by step, with the keys it has
         self._began = self._resumed
         self._farewell: list[tuple[str, Entry]] = []
         self.news = threading.Condition()
@@ -353,6 +353,7 @@ class Mover:
             for key, route_hash in self._keys_of(units).items():
                 following.pending.append((route_hash, len(following.pending), key))
             heapify(following.pending)
+            following.keys = {key for _, _, key in following.pending}
             self._following[step] = following
             self._seat.instance.followers.append(following)
         while True:
@@ -360,7 +361,7 @@ class Mover:
                 keys = following.next_slice()
                 if not keys:
                     self._line.put(Out("copied", fields={"step": step, "rows": following.rows}))
-                    self._copied.add(step)
+                    self._copied[step] = following.keys
                     self._line.put(Copied(step))
                     break
                 self._line.put(Out("state", self._bodies(keys), {"step": step}))
@@ -376,16 +377,18 @@ class Mover:
         instance, ownership = self._seat.instance, _ownership(self._seat)
         with self._seat.lock:
             select = selects(units, ownership)
-            keys = list(self._keys_of(units) if self._keys else self._scan(select))
+            copied = self._copied.get(step)  # found before the cut: rows wait from there on
+            keys: Collection[Key] = copied if copied is not None else self._found(units, select)
             last = not (ownership.mine() - units)
             out = [Out("step", fields={"step": step, "units": units.to_dict()})]
-            if self.order.source == "backup" and step not in self._copied:
+            if self.order.source == "backup" and copied is None:
                 directory = str(host_directory(self._port.checkpoint, self._port.host))
                 out.append(Out("backup", fields={"step": step, "directory": directory, "lsn": self._seat.lsn}))
-            elif step not in self._copied:
+            elif copied is None:
+                whole = list(keys)
                 out += [
-                    Out("state", self._bodies(keys[at : at + SLICE_KEYS]), {"step": step})
-                    for at in range(0, len(keys), SLICE_KEYS)
+                    Out("state", self._bodies(whole[at : at + SLICE_KEYS]), {"step": step})
+                    for at in range(0, len(whole), SLICE_KEYS)
                 ]
             batches = instance.state.committed(keys, SLICE_ROWS, SLICE_BYTES)
             out.append(Out("committed", (batch.serialize() for batch in batches), {"step": step}))
@@ -408,7 +411,7 @@ class Mover:
             }
             out.append(Out("rest", fields=rest))
         self._port.log.flush(self._seat.lsn)
-        if step in self._copied:
+        if copied is not None:
             for item in out:
                 self._line.put(item)
         else:
@@ -418,6 +421,9 @@ class Mover:
         for item in out:
             self._send(item)
             yield
+
+    def _found(self, units: Units, select: Select) -> Collection[Key]:
+        return self._keys_of(units) if self._keys else self._scan(select)
 
     def _scan(self, select: Select) -> list[Key]:
         """Keys of a step that was released before a restart."""
@@ -453,7 +459,7 @@ class Mover:
         instance, ownership = self._seat.instance, _ownership(self._seat)
         select = selects(units, ownership)
         with self._seat.lock:
-            keys = list(self._keys_of(units) if self._keys else self._scan(select))
+            keys = list(self._found(units, select))
         for at in range(0, len(keys), FORGET_KEYS):
             part = keys[at : at + FORGET_KEYS]
             hashes = np.array([instance.key_codec.route_hash(key) for key in part], np.int64)

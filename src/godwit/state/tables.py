@@ -10,7 +10,7 @@ Variables are named by their position. One thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -207,12 +207,13 @@ class KeyedState:
         """What these keys hold now, as rows that take the place of whatever is there; made as they are asked for."""
         return self._of(keys, [(table, table.rows_of(keys)) for table in self._tables.values()], rows_max, bytes_max)
 
-    def committed(self, keys: Sequence[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    def committed(self, keys: Collection[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
         """What those of the keys that have changed since the last settled moment held then; `amend` takes it up."""
         changed: set[Key] = set()
         for table in self._tables.values():
             changed.update(table.touched())
-        touched = [key for key in keys if key in changed]
+        among = keys if isinstance(keys, (set, dict)) else set(keys)
+        touched = [key for key in changed if key in among]
         tables = [(table, table.rows_of(touched, committed=True)) for table in self._tables.values()]
         return self._of(touched, tables, rows_max, bytes_max)
 
