@@ -61,7 +61,7 @@ def run(
 @pytest.mark.parametrize("protocol", ["live", *(pytest.param(p, marks=pytest.mark.long) for p in ("push", "pause"))])
 @pytest.mark.parametrize(
     ("define", "schema", "batches"),
-    [(sessions, EVENTS, SESSIONS), (windows, MEASURED, MEASURES)],
+    [(sessions, EVENTS, SESSIONS), pytest.param(windows, MEASURED, MEASURES, marks=pytest.mark.long)],
     ids=["timers", "windows"],
 )
 def test_everything_falls_due_as_if_nothing_had_moved(

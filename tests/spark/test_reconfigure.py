@@ -158,6 +158,7 @@ def test_processor_of_pyspark_moves_too(spark: SparkSession, tmp_path: Path) -> 
 # -- standby and restart ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_copies_stand_until_they_are_handed_over(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path) as stage:
         stage.start()
@@ -325,6 +326,7 @@ def test_opened_with_another_number_of_hosts_it_is_scaled_before_anything_is_def
         stage.check()
 
 
+@pytest.mark.long
 def test_an_operator_that_is_defined_later_lives_on_the_hosts_there_are(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path, rows=3_000) as stage:
         stage.flock.scale(3)

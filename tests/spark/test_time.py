@@ -73,6 +73,7 @@ def test_event_time_timers_fire_at_the_same_watermark(engines: SideBySide, flavo
     assert any("reminded" in row for row in expected.by_key()["('a',)"])
 
 
+@pytest.mark.long
 def test_rows_are_late_for_both_or_for_neither_and_counted(engines: SideBySide) -> None:
     """Batch by batch with idle time between, in which Spark runs a batch without data and so moves its watermark."""
     sessions = case(processors.Session, "row", time="eventTime", watermark=("at", "10 seconds"))
@@ -89,6 +90,7 @@ def test_rows_are_late_for_both_or_for_neither_and_counted(engines: SideBySide) 
     assert 0 < rows - in_time == late(engines, name)
 
 
+@pytest.mark.long
 def test_available_now_fires_what_the_last_batch_made_due(engines: SideBySide) -> None:
     sessions = case(processors.Session, "row", time="eventTime", watermark=("at", "10 seconds"))
     feed = engines.feed(EVENTS, SESSIONS)
