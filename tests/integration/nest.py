@@ -65,9 +65,8 @@ class Nest:
         if request["run"] not in self.runs:
             raise StaleRun(f"run {request['run']} is no longer active")
 
-    def begin(self, host: str) -> subprocess.Popen[bytes]:
-        """Start a host process and do not wait for it."""
-        config = HostConfig(
+    def config(self, host: str) -> HostConfig:
+        return HostConfig(
             host,
             str(self.checkpoint),
             self.controller.address,
@@ -75,7 +74,10 @@ class Nest:
             incarnation=self.incarnation,
             routing=self.initial,
         )
-        process = subprocess.Popen([sys.executable, "-c", _SERVE, pickle.dumps(config).hex()])
+
+    def begin(self, host: str) -> subprocess.Popen[bytes]:
+        """Start a host process and do not wait for it."""
+        process = subprocess.Popen([sys.executable, "-c", _SERVE, pickle.dumps(self.config(host)).hex()])
         self._processes.setdefault(host, []).append(process)
         return process
 

@@ -15,6 +15,7 @@ import pytest
 import godwit
 from godwit.migration import PROTOCOLS
 from godwit.model.units import Unit
+from godwit.runtime.host import Host
 from godwit.runtime.tables import write_routing
 from tests.integration.nest import OPERATOR, Nest, route_hash, rows
 from tests.spark.flocks import Count, wait_until
@@ -320,3 +321,27 @@ def test_a_check_tells_processors_that_are_not_deterministic(tmp_path: Path, pro
             assert f"operator={OPERATOR}" in told["reason"]
     finally:
         nest.close()
+
+
+def test_a_host_that_comes_back_has_dropped_old_copies_before_anybody_can_reach_it(nest: Nest) -> None:
+    """Were they dropped later, new copies that come in between would be taken for old ones."""
+    flow = Flow(nest)
+    migrate(nest, "host-0", "host-1", "standby", [{"groups": groups_of(nest, "host-0"), "keys": []}])
+    wait_until(lambda: keys_on(nest)["host-1"] == KEYS, what="host-1 has copies of all that host-0 owns")
+    mine = groups_of(nest, "host-1")
+    nest.kill("host-1")
+    seen: list[int] = []
+
+    class Watched(Host):
+        def _announce(self, address: str) -> None:
+            seen.append(self._seat_named(OPERATOR).instance.state.key_count)
+
+        def _serve(self) -> None:
+            return
+
+    Watched(nest.config("host-1"), lambda: 0).run()
+    assert seen == [sum(route_hash(key) % GROUPS in mine for key in range(KEYS))]
+    nest.start("host-1")
+    flow.wait_batches(2)
+    flow.end()
+    assert nest.state(flow.batch - 1) == flow.seen.counts

@@ -123,9 +123,9 @@ class Host:
         self._watch.start()
         self._upkeep.start()
         try:
-            self._announce(f"{self.config.bind}:{service.port}")
             for seat in list(self._seats.values()):
-                self._moves.recover(seat)
+                self._moves.recover(seat)  # before anybody can bring new copies, which it would take for old ones
+            self._announce(f"{self.config.bind}:{service.port}")
             self._serve()
         finally:
             self._stop.set()
