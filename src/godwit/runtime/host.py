@@ -80,9 +80,8 @@ class HostConfig:
     memory_max_bytes: int | None = None
     segment_bytes_max: int = 64 << 20
     incarnation: str = ""
-    routing: Routing | None = (
-        None  # who owned what at first; None takes ownership, and with it migration, out of the path
-    )
+    # Who owned what at first; None takes ownership, and with it migration, out of the path.
+    routing: Routing | None = None
 
 
 class Host:

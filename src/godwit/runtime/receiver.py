@@ -84,6 +84,7 @@ class Receiver:
         self._timers: dict[int, list[tuple[str, Entry]]] = {}
         self._writer: Any = None
         self._writing = threading.Lock()
+        self._serving = threading.Lock()
         self._acting = threading.RLock()  # one event at a time: connections, and the answers to questions
         self._wanted = Units()
         seat.wanted.append(self.want)
@@ -93,7 +94,14 @@ class Receiver:
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def serve(self, reader: Any, writer: Any) -> None:
-        """One connection from the origin, until it ends."""
+        """One connection from the origin, until it ends.
+
+        The next one waits until the end of this one is dealt with: what it brings must not be dropped as left over from this.
+        """
+        with self._serving:
+            self._converse(reader, writer)
+
+    def _converse(self, reader: Any, writer: Any) -> None:
         with self._writing:
             self._writer = writer
         self._wanted = Units()

@@ -1,0 +1,55 @@
+"""Connections of one migration come one after another at its target, however late the end of one is noticed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from godwit.runtime.receiver import Receiver
+from godwit.transport import wire
+
+
+class Connection:
+    """Both ends of a stream: what the origin sends, and what it hears."""
+
+    def __init__(self) -> None:
+        self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.heard: queue.Queue[str] = queue.Queue()
+
+    def send(self, kind: str) -> None:
+        self._sent.put(wire.pack(kind))
+
+    def end(self) -> None:
+        self._sent.put(None)
+
+    def read_chunk(self) -> Any:
+        note = self._sent.get()
+        if note is None:
+            raise StopIteration
+        return SimpleNamespace(app_metadata=note, data=None)
+
+    def write_metadata(self, note: bytes) -> None:
+        self.heard.put(wire.unpack(note)["kind"])
+
+
+def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with() -> None:
+    seat: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition())
+    port: Any = SimpleNamespace(host="host-1")
+    receiver = Receiver(port, seat, "m1", "host-0")
+    old, new = Connection(), Connection()
+    threads = []
+    for connection in (old, new):
+        threads.append(threading.Thread(target=receiver.serve, args=(connection, connection), daemon=True))
+        threads[-1].start()
+        connection.send("hello")
+        if connection is old:
+            assert old.heard.get(timeout=10) == "hello"
+    old.end()
+    threads[0].join(10)
+    new.send("hello")
+    for _ in range(2):
+        assert new.heard.get(timeout=10) == "hello", "the end of the old connection does not silence the new one"
+    new.end()
+    threads[1].join(10)
