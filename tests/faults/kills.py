@@ -37,7 +37,7 @@ class KilledCount(Count):
 
 
 def arm(plan: dict[str, int], marks: Path) -> None:
-    from godwit.runtime.host import Host
+    from godwit.runtime.exchange import Exchange
     from godwit.runtime.instance import Instance
     from godwit.state.changelog import Changelog
 
@@ -66,18 +66,18 @@ def arm(plan: dict[str, int], marks: Path) -> None:
         armed.armed = True  # type: ignore[attr-defined]
         setattr(owner, name, armed)
 
-    plain_worked = Host._worked
+    plain_worked = Exchange.worked
 
     def worked(self: Any, seat: Any, job: Any) -> Any:
         def noted(instance: Instance) -> Any:
-            here.update(host=self.config.host, batch=instance.progress.batch)
+            here.update(host=self._host, batch=instance.progress.batch)
             return job(instance)
 
         return plain_worked(self, seat, noted)
 
-    Host._worked = worked  # type: ignore[method-assign]
+    Exchange.worked = worked  # type: ignore[method-assign]
     around(Instance, "_record", before="staged")
     around(Instance, "apply", after="merged")
     around(Changelog, "append", after="in line")
-    around(Host, "_answer", before="written")
-    around(Host, "_finish", before="finishing", after="finished")
+    around(Exchange, "answer", before="written")
+    around(Exchange, "_finish", before="finishing", after="finished")

@@ -27,9 +27,11 @@ from godwit.errors import ProcessorFailed
 from godwit.model.progress import BatchRef
 from godwit.runtime.controller import operator_json
 from godwit.runtime.export import rows_of_state
-from godwit.runtime.host import Host, HostConfig, Seat
 from godwit.runtime.instance import Instance
+from godwit.runtime.seat import Seat
+from godwit.runtime.seats import Seats
 from godwit.runtime.spec import Operator, OperatorSpec
+from godwit.runtime.watch import Watch
 from godwit.runtime.work import Chunk, Work
 from godwit.spark.stateful import RowAdapter, describe
 from godwit.state.changelog import Changelog
@@ -220,45 +222,44 @@ class Shell:
         self.directory = directory
         self.operator = operator
         self.die: str | None = None
-        self.host = self._start()
+        self.log, self.seats = self._start()
 
-    def _start(self) -> Host:
-        host = Host(HostConfig("host-0", str(self.directory), "127.0.0.1:1", "token"), lambda: 0)
-        host.directory.mkdir(parents=True, exist_ok=True)
-        host.log, recovered = Changelog.open(host.directory, segment_bytes_max=4096)
+    def _start(self) -> tuple[Changelog, Seats]:
+        log, recovered = Changelog.open(self.directory, segment_bytes_max=4096)
+        seats = Seats("host-0", log, Watch(lambda _: None), lambda: 0, set)
         for part in recovered.parts():
-            host._recover(part.info, memoryview(part.body))
-        host._define(operator_json(self.operator))
-        return host
+            seats.recover(part.info, memoryview(part.body))
+        seats.define(operator_json(self.operator))
+        return log, seats
 
     @property
     def seat(self) -> Seat:
-        return self.host._seats[NAME]
+        return self.seats.named(NAME)
 
     def restart(self) -> None:
-        self.host.log._line.clear()  # what stood in line was never written
-        self.host.log.close()
-        self.host = self._start()
+        self.log._line.clear()  # what stood in line was never written
+        self.log.close()
+        self.log, self.seats = self._start()
 
     def work(self, job: Callable[[Instance], Work]) -> Work:
-        """As `Host._worked`, with a death between any two of its steps."""
+        """As `Exchange.worked`, with a death between any two of its steps."""
         die, self.die = self.die, None
         seat = self.seat
         work = job(seat.instance)
         if die == "merged":
             raise Died
         if work.parts:
-            seat.lsn = self.host.log.append(work.parts)
+            seat.lsn = self.log.append(work.parts)
         if die == "in line":
             raise Died
-        self.host.log.flush(seat.lsn)
+        self.log.flush(seat.lsn)
         if die == "written":
             raise Died
         return work
 
     def compact(self) -> None:
-        log = self.host.log
-        Compactor(log.generation).compact(log.directory, log.sealed(), self.host._settled())
+        log = self.log
+        Compactor(log.generation).compact(log.directory, log.sealed(), self.seats.settled())
 
     def shown(self) -> dict[str, str]:
         instance = self.seat.instance
@@ -443,4 +444,4 @@ def test_random_processors_are_exact_under_random_faults(
             assert shell.shown() == model.shown()
         shell.restart()
         assert shell.shown() == model.shown()
-        shell.host.log.close()
+        shell.log.close()

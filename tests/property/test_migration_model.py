@@ -147,8 +147,8 @@ class Handover(RuleBasedStateMachine):
         match effect:
             case ev.Expect(units):
                 own.expect(units, "A")
-            case ev.AnswerOffered():
-                self.to_origin("offered")
+            case ev.AnswerOffered(units):
+                self.to_origin("offered", units)
             case ev.Persist(number, units):
                 epochs = {unit: epoch - 1 for unit, epoch in self.epochs[number].items()}
                 own.prepare(f"m/{number}", Incoming(units, "A", epochs, self.apart[number]))

@@ -86,7 +86,7 @@ HOLES = (
         "after a break later windows go again while an earlier row is still on its way round",
         "I3",
         100,
-        "push",
+        "fetch",
         first=200,
     ),
     _hole(

@@ -53,7 +53,7 @@ ANSWERS: dict[str, type[Event]] = {
 RETRY_MAX = 3  # a target that is busy with these units is asked again so often
 
 
-STEP_BYTES = 1 << 20  # more than any protocol's parcel
+STEP_BYTES = (1 << 20, 1 << 20, 50 << 10)  # more than any protocol's parcel or lead is, or a part of it
 
 
 class Mover:
@@ -69,9 +69,8 @@ class Mover:
     ) -> None:
         self.host, self.migration, self.target = host, migration, target
         self.world = host.world
-        # Protocols that join small steps do so in every third migration, a few at a time; in the others no step is small.
-        small = sum(map(ord, migration)) % 3 == 0
-        sizes = [STEP_BYTES // 5 if small else STEP_BYTES for _ in steps]
+        # Protocols that join steps, or have rows wait for the next few only, do so in some migrations and not in others.
+        sizes = [STEP_BYTES[sum(map(ord, migration)) % len(STEP_BYTES)] for _ in steps]
         self.machine = machine or Origin(PROTOCOLS[protocol], steps, sizes, side_by_side)
         self.units = Units()
         for step in self.machine.steps:
@@ -112,8 +111,8 @@ class Mover:
                 self.hear(event)
             case ("busy",):
                 self._busy()
-            case ("offered",):
-                self.hear(Offered())
+            case ("offered", units):
+                self.hear(Offered(units))
             case ("wanted", units):
                 self.hear(Wanted(units))
             case ("declined", number, batch):

@@ -221,8 +221,8 @@ class Receiver:
         match effect:
             case Expect(units):
                 own.expect(units, self.origin)
-            case AnswerOffered():
-                self._send("offered")
+            case AnswerOffered(units):
+                self._send("offered", units)
             case Persist(number, units):
                 self._persist(number, units)
             case AnswerPrepared(number):

@@ -11,10 +11,11 @@ import pytest
 import godwit
 from godwit.errors import GodwitError, ProcessorFailed, StaleRun
 from godwit.model.progress import BatchRef
-from godwit.runtime.host import Host, HostConfig, Seat
+from godwit.runtime.exchange import Exchange
 from godwit.runtime.instance import Instance
 from godwit.runtime.native import NativeAdapter
 from godwit.runtime.rows import Outputs
+from godwit.runtime.seat import Seat
 from godwit.runtime.spec import OperatorSpec
 from godwit.runtime.work import Chunk, Work
 from godwit.state.keys import KeyCodec
@@ -136,9 +137,9 @@ def test_an_answer_names_only_work_that_is_written() -> None:
         def write_metadata(self, note: bytes) -> None:
             self.note = wire.unpack(note)
 
-    host = Host(HostConfig("host-0", "/nowhere", "127.0.0.1:1", "token"), lambda: 0)
-    host.log = Log()  # type: ignore[assignment]
+    log: Any = Log()
+    exchange = Exchange("host-0", "/nowhere", log, lambda: 0, lambda: False, welcome)
     seat, writer = Seat(instance_of(Sum())), Writer()
-    work = host._worked(seat, lambda instance: instance.open(BatchRef("q", "r", 0), "0", 0, welcome))
-    host._answer(writer, work, "opened")
+    work = exchange.worked(seat, lambda instance: instance.open(BatchRef("q", "r", 0), "0", 0, welcome))
+    exchange.answer(writer, work, "opened")
     assert writer.note["lsn"] == 1

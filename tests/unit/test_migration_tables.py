@@ -27,9 +27,10 @@ def begun(name: str, *steps: Units, side_by_side: int | None = None) -> tuple[Or
     """Up to where the first step is on its way."""
     machine = Origin(PROTOCOLS[name], steps, [LARGE] * len(steps), side_by_side)
     effects = machine.on(ev.Begun())
-    if machine.protocol.offers:
-        assert names(effects) == ["Offer"]
-        effects = machine.on(ev.Offered())
+    if machine.protocol.lead_bytes:
+        (offer,) = effects
+        assert isinstance(offer, ev.Offer)
+        effects = machine.on(ev.Offered(offer.units))
     return machine, effects
 
 
@@ -141,12 +142,24 @@ class TestOwnWay:
         assert machine.on(ev.Wanted(TWO)) == []
 
     def test_push_sends_what_most_rows_wait_for(self) -> None:
-        machine, _ = begun("push", ONE, Units.of(Unit("group", 2)), TWO, side_by_side=1)
+        one, two = Units.of(Unit("group", 2)), Units.of(Unit("group", 3))
+        machine = Origin(PROTOCOLS["push"], [ONE, one, two, TWO], [LARGE, 10, 10, 10], side_by_side=1)
+        assert machine.on(ev.Begun()) == [ev.Offer(ONE | one | two | TWO)], "at least one, whatever its size"
         machine.on(ev.Waiting(Unit("key", 6), 5, 1.0))
         machine.on(ev.Waiting(Unit("group", 2), 2, 0.5))
-        machine.on(ev.Prepared(0))
-        machine.on(ev.Released(0))
-        assert machine.on(ev.Served(0))[-2:] == [ev.Cut(2, TWO), ev.Ship(2, TWO)]
+        shipped = [effect for effect in machine.on(ev.Offered(ONE | one | two | TWO)) if isinstance(effect, ev.Ship)]
+        assert shipped == [ev.Ship(4, one | TWO)], "and nothing that no row waits for"
+
+    def test_push_has_no_more_rows_wait_than_it_can_soon_serve(self) -> None:
+        three = Units.of(Unit("group", 2))
+        machine = Origin(PROTOCOLS["push"], [ONE, TWO, three], [LARGE, LARGE, LARGE], side_by_side=1)
+        assert machine.on(ev.Begun()) == [ev.Offer(ONE)]
+        assert machine.on(ev.Offered(ONE)) == [ev.Lend(ONE), ev.Cut(0, ONE), ev.Ship(0, ONE), ev.Offer(TWO)]
+        assert machine.on(ev.Offered(TWO)) == [ev.Lend(TWO)]
+        assert machine.on(ev.Offered(TWO)) == [], "told again"
+        for event in (ev.Prepared(0), ev.Released(0)):
+            machine.on(event)
+        assert machine.on(ev.Served(0)) == [ev.Forget(0, ONE), ev.Cut(1, TWO), ev.Ship(1, TWO), ev.Offer(three)]
 
     def test_fetch_ships_all_that_is_wanted_at_once_as_one_step(self) -> None:
         three = Units.of(Unit("group", 2))
@@ -159,7 +172,10 @@ class TestOwnWay:
         machine.on(ev.Begun())
         machine.on(ev.Waiting(Unit("group", 1), 5, 1.0))
         machine.on(ev.Waiting(Unit("group", 3), 5, 1.0))
-        assert machine.on(ev.Offered())[-2:] == [ev.Cut(4, two | four), ev.Ship(4, two | four)]
+        assert machine.on(ev.Offered(one | two | three | four))[-2:] == [
+            ev.Cut(4, two | four),
+            ev.Ship(4, two | four),
+        ]
 
     @pytest.mark.parametrize("name", ["live", "live-unordered", "standby"])
     def test_copies_before_it_cuts(self, name: str) -> None:
@@ -258,7 +274,7 @@ class TestTarget:
 
     def test_drops_promises_with_the_connection(self) -> None:
         target = Target()
-        assert target.on(ev.Promised(ONE | TWO)) == [ev.Expect(ONE | TWO), ev.AnswerOffered()]
+        assert target.on(ev.Promised(ONE | TWO)) == [ev.Expect(ONE | TWO), ev.AnswerOffered(ONE | TWO)]
         target.on(ev.Announced(0, ONE))
         assert target.on(ev.OriginLost()) == [ev.Discard(0, ONE), ev.Discard(-1, TWO)]
 

@@ -17,6 +17,7 @@ class Connection:
     def __init__(self) -> None:
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.heard: queue.Queue[str] = queue.Queue()
+        self.read = threading.Event()  # set when the target reads
 
     def send(self, kind: str) -> None:
         self._sent.put(wire.pack(kind))
@@ -25,6 +26,7 @@ class Connection:
         self._sent.put(None)
 
     def read_chunk(self) -> Any:
+        self.read.set()
         note = self._sent.get()
         if note is None:
             raise StopIteration
@@ -53,3 +55,21 @@ def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with() 
         assert new.heard.get(timeout=10) == "hello", "the end of the old connection does not silence the new one"
     new.end()
     threads[1].join(10)
+
+
+def test_what_is_heard_of_an_outcome_is_not_said_before_the_greeting() -> None:
+    """After a restart a target asks its origin about every step that it has prepared, while the origin connects again."""
+    seat: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition())
+    port: Any = SimpleNamespace(host="host-1")
+    receiver = Receiver(port, seat, "m1", "host-0")
+    connection = Connection()
+    thread = threading.Thread(target=receiver.serve, args=(connection, connection), daemon=True)
+    thread.start()
+    assert connection.read.wait(10), "it is connected, and nothing has been said"
+    receiver._answer("served", step=0)
+    connection.send("hello")
+    assert connection.heard.get(timeout=10) == "hello"
+    receiver._answer("served", step=1)
+    assert connection.heard.get(timeout=10) == "served"
+    connection.end()
+    thread.join(10)

@@ -36,8 +36,17 @@ class Turn(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Nearly(Event):
+    """A step is to be offered: the machine tells it to itself, so that rows are at the target before their state."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Offered(Event):
     """The target expects the units: their rows may be sent to it."""
+
+    units: Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +298,7 @@ class Expect(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AnswerOffered(Effect):
-    pass
+    units: Units
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ crash, because it stays with the origin until `released`.
 
 from __future__ import annotations
 
-from godwit.migration.events import Offered, Turn, Wanted
-from godwit.migration.origin import COMMON, Phase, Protocol, cut_and_ship, lend, register
+from math import inf
+
+from godwit.migration.events import Turn, Wanted
+from godwit.migration.origin import COMMON, OFFERING, Phase, Protocol, cut_and_ship, register
 
 PARCEL_BYTES = 256 << 10  # of what nobody asks for, at a time: what is asked for then waits for no more than that
 
@@ -19,11 +21,11 @@ FETCH = register(
         "rows go to the target, which fetches state on demand",
         {
             **COMMON,
-            (Phase.QUEUED, Offered): (Phase.LENT, lend),
+            **OFFERING,
             (Phase.LENT, Wanted): (Phase.CUT, cut_and_ship),
             (Phase.LENT, Turn): (Phase.CUT, cut_and_ship),
         },
-        offers=True,
         parcel_bytes=PARCEL_BYTES,
+        lead_bytes=inf,
     )
 )

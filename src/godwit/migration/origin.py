@@ -30,6 +30,7 @@ from godwit.migration.events import (
     HandoverAsked,
     Lend,
     Missing,
+    Nearly,
     Offer,
     Offered,
     PeerBack,
@@ -51,6 +52,7 @@ from godwit.model.units import Units
 
 class Phase(Enum):
     QUEUED = "not begun"
+    OFFERED = "the target is told to expect it"
     LENT = "rows go to the target, state is here"
     COPYING = "state is sent while rows are applied"
     FOLLOWING = "the target follows"
@@ -63,7 +65,7 @@ class Phase(Enum):
 
 
 OVER = frozenset((Phase.DONE, Phase.DROPPED))
-REVOCABLE = (Phase.QUEUED, Phase.LENT, Phase.COPYING, Phase.FOLLOWING, Phase.CUT, Phase.WAITING)
+REVOCABLE = (Phase.QUEUED, Phase.OFFERED, Phase.LENT, Phase.COPYING, Phase.FOLLOWING, Phase.CUT, Phase.WAITING)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +94,18 @@ def nothing(step: Step) -> list[Effect]:
 
 def lend(step: Step) -> list[Effect]:
     return [Lend(step.units)]
+
+
+def offer(step: Step) -> list[Effect]:
+    """The machine tells the target, of many steps at once."""
+    del step
+    return []
+
+
+OFFERING: Table = {
+    (Phase.QUEUED, Nearly): (Phase.OFFERED, offer),
+    (Phase.OFFERED, Offered): (Phase.LENT, lend),
+}
 
 
 def copy(forward: Forward) -> Action:
@@ -161,7 +175,7 @@ def first(steps: Sequence[Step]) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """`offers`: the target must expect the units before anything else. `choose`: which of the steps goes next.
+    """`choose`: which of the steps goes next. `lead_bytes`: of so much the target is told ahead of the step's turn.
 
     Steps that go one after another are joined to parcels of about `parcel_bytes`, if that is given.
     """
@@ -169,9 +183,9 @@ class Protocol:
     name: str
     about: str
     table: Table
-    offers: bool = False
     choose: Choose = first
     parcel_bytes: int = 0
+    lead_bytes: float = 0
     deterministic: bool = False  # whether it needs processors that do the same to the same rows
     side_by_side: int = 1  # steps under way at once, unless the plan says otherwise
     kept: bool = False  # whether it follows until told to hand over
@@ -201,7 +215,6 @@ class Origin:
         self.ended = False
         self.reason = ""
         self._side_by_side = side_by_side or protocol.side_by_side
-        self._open = not protocol.offers  # whether steps may go: begun, and offered where that is needed
         self._begun = False
         self._handing_over = False
         self._of = {unit: step for step in self.steps for unit in step.units}
@@ -211,7 +224,7 @@ class Origin:
         """After a restart: the steps that the log says were released and not confirmed; all others have stayed."""
         machine = cls(protocol, [])
         machine.steps = [Step(number, units, phase=Phase.RELEASED) for number, units in released.items()]
-        machine._begun = machine._open = True
+        machine._begun = True
         return machine
 
     def on(self, event: Event) -> list[Effect]:
@@ -224,9 +237,8 @@ class Origin:
         match event:
             case Begun():
                 self._begun = True
-                return [Offer(self._all_units())] if self.protocol.offers else []
             case Offered():
-                self._open = True
+                return [e for step in self._containing(event.units) for e in self._advance(step, event)]
             case Wanted():
                 asked = [s for s in self._containing(event.units) if (s.phase, Wanted) in self.protocol.table]
                 return self._advance(self._joined(asked), event) if asked else []
@@ -242,12 +254,6 @@ class Origin:
         found = self._step(number)
         return [] if found is None else self._advance(found, event)
 
-    def _all_units(self) -> Units:
-        units = Units()
-        for step in self.steps:
-            units |= step.units
-        return units
-
     def _all(self, event: Event) -> list[Effect]:
         return [effect for step in self.steps for effect in self._advance(step, event)]
 
@@ -262,9 +268,11 @@ class Origin:
 
     def _next(self) -> list[Effect]:
         effects: list[Effect] = self._all(HandoverAsked()) if self._handing_over else []
-        while self._begun and self._open:
-            ready = [step for step in self.steps if (step.phase, Turn) in self.protocol.table]
-            under_way = sum(step.phase not in OVER for step in self.steps) - len(ready)
+        while self._begun:
+            effects += self._lead()
+            ready = self._awaiting(Turn)
+            idle = len(self._awaiting(Turn, Nearly, Offered))
+            under_way = sum(step.phase not in OVER for step in self.steps) - idle
             if not ready or under_way >= self._side_by_side:
                 break
             step = self._joined(self._parcel(ready))
@@ -274,6 +282,23 @@ class Origin:
             done = sum(step.phase is Phase.DONE for step in self.steps)
             effects.append(End(done, len(self.steps) - done, self.reason))
         return effects
+
+    def _awaiting(self, *events: type[Event]) -> list[Step]:
+        return [step for step in self.steps if any((step.phase, event) in self.protocol.table for event in events)]
+
+    def _lead(self) -> list[Effect]:
+        """Offers what comes next, so that about so much stands offered or lent; at least one step, whatever its size."""
+        ahead = self._awaiting(Offered, Turn)
+        ahead_bytes = sum(step.size_bytes for step in ahead)
+        offered = Units()
+        far = self._awaiting(Nearly)
+        while far and ahead_bytes < self.protocol.lead_bytes:
+            step = self.protocol.choose(far)
+            far.remove(step)
+            ahead_bytes += step.size_bytes
+            offered |= step.units
+            self._advance(step, Nearly(step.number))
+        return [Offer(offered)] if offered else []
 
     def _parcel(self, ready: list[Step]) -> list[Step]:
         """The steps that go next, as one: a hand-over costs about as much for many units as for a few."""

@@ -114,7 +114,7 @@ class Target:
         match event:
             case Promised(units):
                 self.promised |= units
-                return [Expect(units), AnswerOffered()]
+                return [Expect(units), AnswerOffered(units)]
             case Announced(number, units):
                 self.steps.setdefault(number, Step(number)).units = units
                 return []

@@ -50,6 +50,7 @@ from godwit.runtime.following import SLICE_KEYS, Following, Noting, Select
 from godwit.runtime.leases import host_directory
 from godwit.runtime.orders import Order, Port
 from godwit.runtime.peer import GONE_PEER, Broken, Failed, Line, LostPeer, Out, Peer, Reached
+from godwit.runtime.prompt import prompt
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
 from godwit.state.keys import Key
@@ -160,8 +161,9 @@ class Mover:
                 self._prepare()
             while not self._over():
                 if self._peer.connect():
-                    self._handle(PeerBack() if self._began else Begun())
-                    self._converse()
+                    with prompt():
+                        self._handle(PeerBack() if self._began else Begun())
+                        self._converse()
                 else:
                     self._hear_aborts()
         except Exception as error:  # noqa: BLE001 whatever it is, what can still be dropped must not stay held

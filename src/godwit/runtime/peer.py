@@ -69,7 +69,7 @@ class Reached(Event):
 Line = queue.SimpleQueue["Out | Event"]
 
 HEARD: dict[str, Callable[[dict[str, Any]], Event]] = {
-    "offered": lambda _: Offered(),
+    "offered": lambda note: Offered(parcels.units_in(note)),
     "wanted": lambda note: Wanted(parcels.units_in(note)),
     "prepared": lambda note: Prepared(note["step"]),
     "declined": lambda note: Declined(note["step"]),

@@ -44,6 +44,7 @@ from godwit.model.units import Units
 from godwit.runtime import parcels
 from godwit.runtime.leases import host_directory, read_lease
 from godwit.runtime.orders import Port
+from godwit.runtime.prompt import prompt
 from godwit.runtime.rows import Times
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
@@ -98,17 +99,18 @@ class Receiver:
 
         The next one waits until the end of this one is dealt with: what it brings must not be dropped as left over from this.
         """
-        with self._serving:
+        with self._serving, prompt():
             self._converse(reader, writer)
 
     def _converse(self, reader: Any, writer: Any) -> None:
-        with self._writing:
-            self._writer = writer
         self._wanted = Units()
         try:
             while True:
                 message = reader.read_chunk()
                 note = wire.unpack(message.app_metadata)
+                if note["kind"] == "hello":
+                    self._greet(writer)
+                    continue
                 try:
                     with self._acting:
                         self._take(note, message)
@@ -121,6 +123,12 @@ class Receiver:
                 self._writer = None
             with self._acting:
                 self._handle(OriginLost())
+
+    def _greet(self, writer: Any) -> None:
+        """Nothing is said before this. Who asks the origin for an outcome may hear of it, and say so, at any time."""
+        with self._writing, suppress(*GONE, pa.ArrowInvalid):
+            writer.write_metadata(wire.pack("hello"))
+            self._writer = writer
 
     @property
     def settled(self) -> bool:
@@ -148,7 +156,6 @@ class Receiver:
     def _take(self, note: dict[str, Any], message: Any) -> None:
         body = parcels.body_of(message) if message.data is not None else None
         {
-            "hello": self._hello,
             "offer": self._offer,
             "step": self._announced,
             "state": self._state,
@@ -162,9 +169,6 @@ class Receiver:
             "released": self._released,
             "aborted": self._aborted,
         }[note["kind"]](note, body)
-
-    def _hello(self, note: dict[str, Any], body: Any) -> None:
-        self._answer("hello")
 
     def _offer(self, note: dict[str, Any], body: Any) -> None:
         units = parcels.units_in(note)
@@ -330,8 +334,8 @@ class Receiver:
                 with self._seat.changed:
                     self._ownership.expect(units, self.origin)
                     self._seat.changed.notify_all()
-            case AnswerOffered():
-                self._answer("offered")
+            case AnswerOffered(units):
+                self._answer("offered", units=units.to_dict())
             case Persist(step, units):
                 self._persist(step, units)
             case AnswerPrepared(step):

@@ -6,7 +6,7 @@ in place, and the undo is the list and the length it had. It must not know what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -143,7 +143,7 @@ class ListTable:
                 held.append((key, *old))
         return (row for key, elements, count in held for row in _rows(key, elements, count))
 
-    def touched(self) -> Iterable[Key]:
+    def touched(self) -> Collection[Key]:
         return self._undo
 
     def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:

@@ -8,7 +8,7 @@ in an entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -174,7 +174,7 @@ class MapTable:
                 held.append((key, undo.before()))
         return ((key, sub, payload) for key, entries in held for sub, payload in entries.items())
 
-    def touched(self) -> Iterable[Key]:
+    def touched(self) -> Collection[Key]:
         return self._undo
 
     def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:

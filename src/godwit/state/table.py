@@ -6,7 +6,7 @@ held when the last batch was committed, for what has changed since). Decides tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -72,7 +72,7 @@ class Table(Protocol):
         """What PUT rows would bring these keys back. What they hold is taken now, the rows are made when they are asked for."""
         ...
 
-    def touched(self) -> Iterable[Key]:
+    def touched(self) -> Collection[Key]:
         """Keys that have changed since the last settled moment."""
         ...
 

@@ -205,34 +205,36 @@ class KeyedState:
 
     def held(self, keys: Sequence[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
         """What these keys hold now, as rows that take the place of whatever is there; made as they are asked for."""
-        return self._of(keys, [(table, table.rows_of(keys)) for table in self._tables.values()], rows_max, bytes_max)
+        parts = [(table, keys, table.rows_of(keys)) for table in self._tables.values()]
+        return self._of(parts, rows_max, bytes_max)
 
     def committed(self, keys: Collection[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-        """What those of the keys that have changed since the last settled moment held then; `amend` takes it up."""
-        changed: set[Key] = set()
-        for table in self._tables.values():
-            changed.update(table.touched())
+        """What those of the keys that have changed since the last settled moment held then; `amend` takes it up.
+
+        Variables that have not changed are left out: a large one beside a small one that changes all the time costs nothing.
+        """
         among = keys if isinstance(keys, (set, dict)) else set(keys)
-        touched = [key for key in changed if key in among]
-        tables = [(table, table.rows_of(touched, committed=True)) for table in self._tables.values()]
-        return self._of(touched, tables, rows_max, bytes_max)
+        found = [(table, _both(among, table.touched())) for table in self._tables.values()]
+        parts = [(table, changed, table.rows_of(changed, committed=True)) for table, changed in found if changed]
+        return self._of(parts, rows_max, bytes_max)
 
     def _of(
-        self, keys: Sequence[Key], tables: Sequence[tuple[Table, Iterator[Row]]], rows_max: int, bytes_max: int
+        self, parts: Sequence[tuple[Table, Sequence[Key], Iterator[Row]]], rows_max: int, bytes_max: int
     ) -> Iterator[pa.RecordBatch]:
-        if not keys:
-            return
         clears = Changes()
-        for table, _ in tables:
-            clears.add(table.var, CLEAR, keys)
+        for table, keys, _ in parts:
+            if keys:
+                clears.add(table.var, CLEAR, keys)
+        if not len(clears):
+            return
         yield clears.to_batch(self.key_codec)
-        for table, rows in tables:
+        for table, _, rows in parts:
             for block in _blocks(rows, rows_max, bytes_max):
                 yield self._put_batch(table.var, block)
 
     def amend(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Take up what `committed` gave: what the keys named in it held at the last settled moment."""
-        keys: dict[Key, None] = {}
+        keys: dict[int, dict[Key, None]] = {}
         rows: dict[int, list[Row]] = {}
         for batch in batches:
             *_, variables, ops, subs, values = batch.columns
@@ -241,11 +243,12 @@ class KeyedState:
                 found, variables.to_pylist(), ops.to_pylist(), subs.to_pylist(), values.to_pylist(), strict=True
             )
             for key, var, op, sub, value in columns:
-                keys[key] = None
+                keys.setdefault(var, {})[key] = None
                 if op == PUT:
                     rows.setdefault(var, []).append((key, sub, value))
         for table in self._tables.values():
-            table.amend(list(keys), rows.get(table.var, ()))
+            if table.var in keys:
+                table.amend(list(keys[table.var]), rows.get(table.var, ()))
 
     def settle_keys(self, keys: Sequence[Key]) -> None:
         """What these keys hold now is committed."""
@@ -308,6 +311,11 @@ class KeyedState:
     def _check_nothing_staged(self, what: str) -> None:
         if any(table.staged for table in self._tables.values()):
             raise InvariantBroken(f"{what} was called with a stage that is neither committed nor rolled back")
+
+
+def _both(some: Collection[Key], others: Collection[Key]) -> list[Key]:
+    few, many = (some, others) if len(some) < len(others) else (others, some)
+    return [key for key in few if key in many]
 
 
 def _count_absent(keys: Sequence[Key], tables: Sequence[Table]) -> int:

@@ -6,7 +6,7 @@ It must not know what a timer is for, nor what time it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -116,7 +116,7 @@ class Timers:
         held = [(key, undo[key] if key in undo else self._base.get(key, ())) for key in keys]
         return ((key, timer_sub(at_ms), None) for key, times in held for at_ms in times)
 
-    def touched(self) -> Iterable[Key]:
+    def touched(self) -> Collection[Key]:
         return self._undo
 
     def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:

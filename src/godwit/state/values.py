@@ -6,7 +6,7 @@ and whole chunks are read and written at once. It must not know what is in a pay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -150,7 +150,7 @@ class ValueTable:
         held = [(key, undo[key] if key in undo else self.shelf.get(key)) for key in keys]
         return ((key, None, payload) for key, payload in held if payload is not None)
 
-    def touched(self) -> Iterable[Key]:
+    def touched(self) -> Collection[Key]:
         return self._undo.before()
 
     def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
