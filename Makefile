@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 
-.PHONY: help venv lint test test-unit test-long sim faults bench bench-throughput bench-recovery bench-migration bench-report demo clean
+.PHONY: help venv lint test test-unit test-long sim faults bench bench-throughput bench-recovery bench-migration bench-evaluation bench-quick bench-report peers demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ sim: venv ## migrations under simulated faults: make sim SEEDS=100000 JOBS=2
 faults: venv ## every test that kills processes, the long ones too
 	$(WITH_JAVA) $(BIN)/pytest -m faults $(ARGS)
 
-bench: bench-throughput bench-recovery bench-migration bench-report ## all benchmarks, then the figures in README and docs
+bench: bench-throughput bench-recovery bench-migration bench-evaluation bench-report ## all benchmarks, then the figures in README and docs
 
 bench-throughput: venv ## rows per second and batch latency, beside Spark's own operators
 	$(WITH_JAVA) $(BIN)/python -m benchmarks.throughput $(ARGS)
@@ -51,6 +51,16 @@ bench-recovery: venv ## how soon a killed host serves again
 bench-migration: venv ## what rows suffer while keys move, by protocol, and what the support costs at rest
 	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench migration --protocol all --runs 5 --keep $(ARGS)
 	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench rest --keep
+
+peers: venv ## set up Apache Flink and the Java parts that the evaluation compares with, in .peers
+	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench peers
+
+bench-quick: peers ## a few short runs of the evaluation beside the peers, to see that all works
+	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench run --quick --runs 1 --results artifacts/quick.jsonl
+	$(BIN)/python -m godwit.cli bench report --results artifacts/quick.jsonl --html artifacts/quick.html
+
+bench-evaluation: peers ## the papers' experiments, beside the peers; goes on where it was interrupted
+	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench run $(ARGS)
 
 bench-report: venv ## write README's and docs' figures from the newest results
 	$(BIN)/python -m benchmarks.report $(ARGS)

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +22,20 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
-from tests.spark.flocks import OPERATOR, Count, Files, KeyCount, drain, kill_host, start, state_of, wait_until
+from godwit.spark.migrations import Migration
+from tests.spark.flocks import (
+    OPERATOR,
+    Count,
+    Files,
+    HeavyCount,
+    KeyCount,
+    drain,
+    kill_host,
+    start,
+    state_of,
+    under_way,
+    wait_until,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +56,8 @@ class App:
     die: dict[str, int] = field(default_factory=dict)
     kill: dict[str, int] = field(default_factory=dict)  # host -> batch in which it is killed
     fail_tasks: bool = False
-    scale: dict[str, Any] = field(default_factory=dict)  # what to ask of the flock in batch 1; it goes on meanwhile
+    change: dict[str, Any] = field(default_factory=dict)  # what to ask of the flock in batch 2; rows go on meanwhile
+    ballast_bytes: int = 0  # of state beside each key's count
     stay: bool = False  # do not close the flock at the end, wait to be ended
     memory_max_bytes: int | None = None
 
@@ -112,6 +127,30 @@ def strike(app: App, point: str, batch: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def ask(app: App, flock: godwit.Flock) -> Migration:
+    """What `change` says, begun and not waited for. What is to take over has its copies made first."""
+    asked = dict(app.change)
+    call = getattr(flock, asked.pop("call"))
+    if asked["protocol"] == "standby":
+        flock.standby(**{name: value for name, value in asked.items() if name != "protocol"})
+    migration: Migration = call(**asked, wait=False)
+    return migration
+
+
+def strike_between_steps(app: App, migration: Migration) -> threading.Thread:
+    """Beside the batch, whose rows go on while keys move."""
+
+    def watch() -> None:
+        wait_until(lambda: under_way(migration), what="some of it is there")
+        if "between steps" in app.die and once(app.path / "died-between-steps"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    wait_until(lambda: migration.progress()["moves"], what="it has begun")
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
 class KillsDriver(Count):
     """Kills the driver from inside a host, with rows of a chunk worked on and not yet merged."""
 
@@ -145,8 +184,7 @@ def failing_once(folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
     return body
 
 
-def main(app: App) -> None:
-    app.say("pid", os.getpid())
+def session(app: App) -> SparkSession:
     builder = SparkSession.builder.master(app.master).appName(app.name)
     settings = {
         "spark.ui.enabled": "false",
@@ -161,16 +199,22 @@ def main(app: App) -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main(app: App) -> None:
+    app.say("pid", os.getpid())
+    spark = session(app)
     sink = app.sink
+    watching: list[threading.Thread] = []
 
     def write(frame: DataFrame, batch: int) -> None:
         strike(app, "planned", batch)
         for host, at in app.kill.items():
             if at == batch and once(app.path / f"killed-{host}"):
                 kill_host(flock, host)
-        if app.scale and batch == 1 and once(app.path / "scaled"):
-            migration = flock.scale(**app.scale, wait=False)
-            wait_until(lambda: migration.progress()["bytes"] > 0, what="state is on its way")
+        if app.change and batch == 2 and once(app.path / "asked"):
+            watching.append(strike_between_steps(app, ask(app, flock)))
         rows = frame.collect()
         strike(app, "evaluated", batch)
         sink.write(batch, rows)
@@ -179,7 +223,9 @@ def main(app: App) -> None:
 
     flock = godwit.Flock(spark, hosts=app.hosts, checkpoint=app.path / "godwit", memory_max_bytes=app.memory_max_bytes)
     app.say("hosts", {host: found["address"] for host, found in flock.status()["hosts"].items()})
-    processor = KillsDriver(app.path, os.getpid(), app.die["working"]) if "working" in app.die else Count()
+    processor = HeavyCount(app.ballast_bytes) if app.ballast_bytes else Count()
+    if "working" in app.die:
+        processor = KillsDriver(app.path, os.getpid(), app.die["working"])
     processor_name = type(processor)
     processor_name.__qualname__ = "Count"  # the same definition with and without the fault
     counts = flock.process(app.counted.stream(spark), "key", processor, name=OPERATOR)
@@ -188,6 +234,8 @@ def main(app: App) -> None:
     query = start(counts, write, app.path / "spark")
     try:
         drain(query)
+        for thread in watching:
+            thread.join()  # the input may be over before the move is
         app.say("state", sorted(state_of(flock).items()))
         app.say("history", flock.history())
         app.say("owners", [[row["host"], row["group_count"]] for row in flock.routing(OPERATOR)])

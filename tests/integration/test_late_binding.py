@@ -23,6 +23,7 @@ from godwit.model.progress import BatchRef
 from godwit.model.refusals import Refusals
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
+from godwit.runtime import router
 from godwit.runtime.leases import Lease, drop_lease, host_directory, write_lease
 from godwit.runtime.route import Route, Task
 from godwit.runtime.router import WINDOWS_MAX, Router
@@ -198,6 +199,12 @@ class StandIn:
             self.sky.ledger[lane, at] = key, self.sky.counts[key], n
             self.sky.applied.append((self.name, key, n))
         return dict(zip(OUTPUT.names, self.sky.ledger[lane, at], strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _small_windows_count_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown here happens between windows that are under way at once."""
+    monkeypatch.setattr(router, "SMALL_ROWS_MAX", 0)
 
 
 @pytest.fixture

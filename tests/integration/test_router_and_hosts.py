@@ -91,6 +91,21 @@ def test_two_attempts_at_once_apply_once_and_get_the_same_rows(nest: Nest) -> No
     assert nest.state(committed_batch=0) == truth(range(400))
 
 
+def test_a_few_rows_are_answered_before_the_next_are_read(nest: Nest) -> None:
+    """With the real-time trigger the next rows may come in an hour, and a batch ends when it likes."""
+    nest.start_all()
+    seen: list[dict[str, Any]] = []
+
+    def fed() -> Iterator[pa.RecordBatch]:
+        for at, chunk in enumerate(chunks(range(40), 10)):
+            assert len(seen) == 10 * at, "what was read before has been answered"
+            yield chunk
+
+    for row in nest.run(0, "0", fed()):
+        seen.append(row)  # noqa: PERF402 as they come
+    assert len(seen) == 40
+
+
 def test_an_attempt_that_stopped_half_way_is_completed_by_the_next(nest: Nest) -> None:
     nest.start_all()
     first = nest.run(0, "0", chunks(range(200), 10))

@@ -26,7 +26,11 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import godwit
+from godwit.bench.tally import BALLAST, ballast
 from godwit.spark import workload
+from godwit.spark.migrations import Migration
+from godwit.state.codec import compile_codec
+from godwit.state.variables import Variable
 from godwit.workload import Workload
 from godwit.workload.rows import keys_of
 
@@ -47,6 +51,20 @@ class Count(godwit.Processor):
         count = state["n"][rows.codes] + rows.rank + 1
         state["n"] += rows.counts
         return self.emit(rows, count=count)
+
+
+class HeavyCount(Count):
+    """The same beside a value that is written once, with a key's first row, and makes its state take time to send."""
+
+    def __init__(self, ballast_bytes: int) -> None:
+        self._ballast_bytes = ballast_bytes
+        self.more_variables = (Variable("ballast", "value", BALLAST),)
+
+    def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> godwit.Outputs:
+        new = [key for key, n in zip(rows.keys, state["n"].tolist(), strict=True) if not n]
+        encode = compile_codec(BALLAST).encode
+        state.keyed.value_put_many(1, new, [encode((ballast(key[0], self._ballast_bytes),)) for key in new])
+        return super().process(rows, state, times)
 
 
 class RowCount(StatefulProcessor):
@@ -77,11 +95,12 @@ class KeyCount:
     per_batch: int = 500
     lanes: int = 2
     lane_by: str = "key"
+    per_second: int = 0  # 0: all rows are there from the start
 
     def options(self) -> dict[str, str]:
         given: dict[str, Any] = {"keys": self.keys, "rows": self.rows, "rows_per_batch": self.per_batch}
-        given |= {"lanes": self.lanes, "lane_by": self.lane_by}
-        return {"workload": "key-count", "rows_per_second": "0", **{name: str(value) for name, value in given.items()}}
+        given |= {"lanes": self.lanes, "lane_by": self.lane_by, "rows_per_second": self.per_second}
+        return {"workload": "key-count", **{name: str(value) for name, value in given.items()}}
 
     def stream(self, spark: SparkSession) -> DataFrame:
         workload.register(spark)
@@ -129,6 +148,14 @@ def assert_exact(rows: Iterable[tuple[int, int, int]], truth: dict[int, int]) ->
     assert verdict.seen == truth
 
 
+def by_key(rows: Iterable[tuple[int, int, int]]) -> dict[int, list[tuple[int, int]]]:
+    """Each key's output, in order: all that two runs of a workload have in common, however they cut it into batches."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for key, count, n in rows:
+        found.setdefault(key, []).append((count, n))
+    return found
+
+
 class Files:
     """A sink that is exact by batch id: one file per batch, replaced when the batch is replayed."""
 
@@ -162,6 +189,10 @@ class Kept:
     def rows(self) -> list[tuple[int, int, int]]:
         return [row for batch in sorted(self.by_batch) for row in self.by_batch[batch]]
 
+    @property
+    def row_count(self) -> int:
+        return sum(map(len, list(self.by_batch.values())))
+
 
 def start(frame: DataFrame, sink: Callable[[DataFrame, int], None], checkpoint: Path, **options: str) -> StreamingQuery:
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
@@ -172,6 +203,13 @@ def drain(query: StreamingQuery, timeout_s: float = 200.0) -> None:
     """Until all input is processed; a query that failed raises its error here."""
     wait_until(lambda: query.exception() is not None or _idle(query), timeout_s)
     query.processAllAvailable()
+
+
+def under_way(migration: Migration) -> bool:
+    """Whether a part has been handed over and the rest has not, so that whatever is hit now is hit between two steps."""
+    seen = migration.progress()
+    steps = [name for move in seen["moves"] for name, _ in move["phases"]]
+    return "released" in steps and seen["units_moved"] < seen["units"] and not migration.report()["ended"]
 
 
 def reach(query: StreamingQuery, sink: Kept, done: int) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from godwit.bench.aims import aims, sound
-from godwit.bench.migration import rate_of, sideways
-from godwit.bench.settings import ALL_PROTOCOLS, Settings
+from godwit.bench.measures import quartile_rate, rate_of
+from godwit.bench.migration import sideways
+from godwit.bench.settings import ALL_PROTOCOLS, REAL_TIME_RATE, Settings
 from godwit.cli import bench, main, parser
 from godwit.errors import DefinitionError
 from godwit.migration import PROTOCOLS
@@ -71,6 +72,8 @@ def test_help_of_the_benchmark_explains_the_figure(figure: str, capsys: pytest.C
         ("bench migration --protocol standby --target scale-out", "Use --target sideways"),
         ("bench migration --load 0", "--load must be over 0"),
         ("bench migration --rate 0", "--rate must be 1 or more"),
+        ("bench migration --trigger often", "invalid choice: 'often'"),
+        ("bench migration --trigger real-time --trigger-ms 5", "--trigger-ms is of micro-batches"),
         ("bench migration --seconds 1/2", "not three numbers"),
         ("bench migration --seconds 1/0/2", "--seconds must be three numbers over 0"),
         ("bench migration --runs 0", "--runs must be 1 or more"),
@@ -116,6 +119,19 @@ def test_quick_is_smaller_but_keeps_a_rate_that_was_given() -> None:
     assert settings("--quick")[0].rate is not None, "measuring capacity takes longer than a quick run"
 
 
+def test_in_real_time_there_is_a_rate_that_one_row_at_a_time_can_keep() -> None:
+    found = settings("--trigger", "real-time")[0]
+    assert (found.trigger, found.rate) == ("real-time", REAL_TIME_RATE)
+    assert settings("--trigger", "real-time", "--rate", "77")[0].rate == 77
+    assert settings("--trigger", "real-time", "--quick")[0].rate == REAL_TIME_RATE
+
+
+def test_only_real_time_has_a_rate_of_its_own() -> None:
+    assert (settings()[0].trigger, settings()[0].rate) == ("micro-batch", None)
+    with pytest.raises(DefinitionError, match="no capacity to take a share of"):
+        Settings(trigger="real-time").checked()
+
+
 def test_the_load_outlasts_a_restart() -> None:
     live, restart = settings("--protocol", "live,restart")
     assert restart.watched_s > live.watched_s == live.after_s
@@ -138,6 +154,12 @@ def test_sideways_takes_alike_from_all_hosts_but_the_last(fraction: float, hosts
 def test_a_rate_leaves_out_the_warm_up() -> None:
     batches = [(100, 1.0), (100, 9.0), (100, 10.0), (300, 12.0)]
     assert rate_of(batches, warm_up=2) == pytest.approx(400 / 3)
+
+
+def test_a_batch_that_was_held_up_does_not_count_among_the_quicker_ones() -> None:
+    batches = [(100, 1.0), (100, 2.0), (100, 3.0), (100, 4.0), (100, 5.0), (100, 60.0)]
+    assert quartile_rate(batches, warm_up=1) == pytest.approx(100)
+    assert rate_of(batches, warm_up=1) < 10
 
 
 # -- aims ------------------------------------------------------------------------------------------------------------

@@ -78,3 +78,33 @@ def test_an_entry_survives_the_changelog() -> None:
 def test_in_row_order_keeps_outputs_of_one_row_in_their_order() -> None:
     merged = in_row_order([outputs([1, 3, 3], [10, 30, 31]), outputs([0, 2], [0, 20])])
     assert merged.column("n").to_pylist() == [0, 10, 20, 30, 31]
+
+
+class TestManySmallChunks:
+    """As with the real-time trigger: thousands of chunks of a few rows in one batch."""
+
+    CHUNKS = [([3 * at, 3 * at + 1], [at % 5, at % 7]) for at in range(3_000)]
+
+    def test_are_joined_to_few(self) -> None:
+        ledger = ledger_with(*self.CHUNKS)
+        assert ledger.row_count == 6_000
+        assert len(ledger.lanes["0"]) < 20
+
+    def test_rows_are_known_and_answered_as_they_were_one_by_one(self) -> None:
+        ledger = ledger_with(*self.CHUNKS)
+        unseen = ledger.unseen("0", ints(0, 1, 2, 4_500, 4_502), ints(0, 0, 0, 0, 0))
+        assert unseen is not None
+        assert unseen.tolist() == [False, False, True, False, True]
+        assert in_row_order(ledger.recorded("0", ints(1, 4_500))).column("n").to_pylist() == [10, 45_000]
+
+    def test_those_of_a_key_are_handed_over_and_forgotten(self) -> None:
+        ledger = ledger_with(*self.CHUNKS)
+        expected = [row for rows, hashes in self.CHUNKS for row, key in zip(rows, hashes, strict=True) if key == 3]
+        given = [row for _, entry in ledger.of(lambda hashes: hashes == 3) for row in entry.rows.tolist()]
+        assert given == expected
+        ledger.drop(lambda hashes: hashes == 3)
+        assert ledger.row_count == 6_000 - len(expected)
+
+    def test_rows_that_come_between_others_stay_apart(self) -> None:
+        ledger = ledger_with(([0, 4], [7, 7]), ([1, 2], [7, 7]))
+        assert [entry.rows.tolist() for entry in ledger.lanes["0"]] == [[0, 4], [1, 2]]

@@ -104,6 +104,14 @@ class Running:
         self.query = writer.trigger(processingTime=f"{self._trigger_ms} milliseconds").start()
         return self.query
 
+    def started_s(self) -> float:
+        """When the first row was due; known as soon as one has come."""
+        return float(column(self.arrivals.rows(), "due").min()) / 1e6
+
+    def departures(self, rows: pa.Table) -> Departures:
+        """When rows left: those of all rows that say something about the query."""
+        return departures(rows)
+
     def wait_until(self, at_s: float, look: Callable[[int], None]) -> None:
         """Until the clock shows this time; a query that fails is raised at once."""
         while (left_s := at_s - time.time()) > 0:

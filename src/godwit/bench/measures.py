@@ -158,6 +158,21 @@ def wrong_keys(found: Sequence[tuple[int, Any]], expected: Mapping[int, Any]) ->
     return len(wrong | (expected.keys() - seen.keys()))
 
 
+# -- throughput ------------------------------------------------------------------------------------------------------
+
+
+def rate_of(batches: Sequence[tuple[int, float]], warm_up: int) -> float:
+    """Rows a second from the end of the warm-up's last batch to the end of the last; a batch is rows and when it ended."""
+    return sum(rows for rows, _ in batches[warm_up:]) / (batches[-1][1] - batches[warm_up - 1][1])
+
+
+def quartile_rate(batches: Sequence[tuple[int, float]], warm_up: int) -> float:
+    """Rows a second of the batch that a quarter of all, after the warm-up, are quicker than."""
+    ends = np.array([end for _, end in batches[warm_up - 1 :]])
+    rows = np.array([rows for rows, _ in batches[warm_up:]])
+    return float(np.percentile(rows / np.diff(ends), 75))
+
+
 # -- over several runs -----------------------------------------------------------------------------------------------
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,10 +20,12 @@ from pyspark.sql import functions as sf
 
 import godwit
 from godwit.bench import load
-from godwit.bench.measures import Numbers, Steady, counted, drift_ms, interruption, peak_p99_ms, wrong_keys
+from godwit.bench.measures import Numbers, Steady, counted, drift_ms, interruption, peak_p99_ms, rate_of, wrong_keys
 from godwit.bench.memory import Memory
-from godwit.bench.settings import RESTART, STANDBY, Settings
+from godwit.bench.realtime import Feed, RealTime
+from godwit.bench.settings import REAL_TIME, RESTART, STANDBY, Settings
 from godwit.bench.tally import Tally, ballast, digest
+from godwit.bench.timeline import timeline
 from godwit.errors import GodwitError
 from godwit.model.routing import GROUPS
 from godwit.spark.migrations import Migration
@@ -33,6 +37,7 @@ LANES: Final = 2
 START_S: Final = (
     6.0  # rows for the time until the query is up and has worked off what gathered: then the warm-up begins
 )
+SHOWN_BEFORE_S: Final = 5.0
 CAPACITY_BATCH_ROWS: Final = 50_000
 CAPACITY_BATCHES: Final = 12
 CAPACITY_WARM_UP: Final = 4
@@ -81,12 +86,6 @@ def capacity(spark: SparkSession, settings: Settings, watch: Watch) -> float:
     return rate_of(running.arrivals.batches(), CAPACITY_WARM_UP)
 
 
-def rate_of(batches: list[tuple[int, float]], warm_up: int) -> float:
-    """Rows a second from the end of the warm-up's last batch to the end of the last."""
-    counted_in = batches[warm_up:]
-    return sum(rows for rows, _ in counted_in) / (counted_in[-1][1] - batches[warm_up - 1][1])
-
-
 # -- one run ---------------------------------------------------------------------------------------------------------
 
 
@@ -108,14 +107,20 @@ class _Run:
         options = {"rows_per_second": rate, "rows": self._rows, **shape(settings)}
         self._workload = Workload.from_options({name: str(value) for name, value in options.items()})
         watch.phase("filling state")
-        frame = operator_frame(spark, flock, settings, options)
-        self._running = load.Running(frame, f"{directory}/spark", settings.trigger_ms)
+        self._running = self._started(f"{directory}/spark", options)
+
+    def _started(self, checkpoint: str, options: dict[str, Any]) -> load.Running:
+        spark, settings = self._spark, self._settings
+        if settings.trigger == REAL_TIME:
+            feed = Feed(spark, self._workload)
+            return RealTime(spark, operated(spark, self._flock, settings, feed.frame), feed, checkpoint)
+        return load.Running(operator_frame(spark, self._flock, settings, options), checkpoint, settings.trigger_ms)
 
     def figures(self) -> dict[str, Any]:
         with Memory(self._pids) as memory:
             requested_s, ended_s, report = self._go_through()
         rows = self._running.arrivals.rows()
-        departures = load.departures(rows)
+        departures = self._running.departures(rows)
         steady_from_s = requested_s - self._settings.steady_s
         before = departures.between(steady_from_s, requested_s)
         steady = Steady.of(before)
@@ -133,6 +138,8 @@ class _Run:
             "load_outlasted_it": bool(ended_s < load.column(rows, "due").max() / 1e6),
             "rows": self._rows,
             **self._exactness(load.column(rows, "key"), load.column(rows, "count")),
+            "timeline": timeline(departures, requested_s, -SHOWN_BEFORE_S, self._settings.watched_s),
+            "spans": spans(report["phases"]),
         }
 
     def _go_through(self) -> tuple[float, float, dict[str, Any]]:
@@ -140,7 +147,7 @@ class _Run:
         running, settings = self._running, self._settings
         self._watch.phase("warming up")
         running.wait_rows(1, self._show)
-        running.wait_settled(float(load.column(running.arrivals.rows(), "due").min()) / 1e6 + START_S, self._show)
+        running.wait_settled(running.started_s() + START_S, self._show)
         steady_s = time.time() + settings.warm_up_s
         if settings.protocol == STANDBY:
             self._flock.standby(NAME, to=self._target(), groups=self._groups(), progress=False)
@@ -193,6 +200,11 @@ class _Run:
         return {**counted(keys, counts, by_key), "wrong_state": wrong_keys(found, expected)}
 
 
+def spans(phases: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """[name, from, to] of each phase but the last, which only says that it is over."""
+    return [[name, round(begin, 3), round(end, 3)] for (name, begin), (_, end) in pairwise(phases)]
+
+
 def sideways(fraction: float, hosts: int, groups: int) -> list[int]:
     """Groups to move to the last host: as many of each other one, which begin as contiguous even ranges."""
     from_host = [[group for group in range(groups) if group * hosts // groups == host] for host in range(hosts - 1)]
@@ -202,15 +214,23 @@ def sideways(fraction: float, hosts: int, groups: int) -> list[int]:
 
 
 def shape(settings: Settings) -> dict[str, Any]:
-    return {"workload": "key-count", "keys": settings.keys, "lanes": LANES, "seed": settings.seed}
+    return {
+        "workload": "key-count",
+        "keys": settings.keys,
+        "skew": settings.skew,
+        "lanes": LANES,
+        "seed": settings.seed,
+    }
 
 
 def operator_frame(spark: SparkSession, flock: godwit.Flock, settings: Settings, options: dict[str, Any]) -> DataFrame:
+    return operated(spark, flock, settings, load.source(spark, options))
+
+
+def operated(spark: SparkSession, flock: godwit.Flock, settings: Settings, rows: DataFrame) -> DataFrame:
     """The operator over its input; all keys have their state before the first row."""
     initial = spark.range(settings.keys).select(sf.col("id").alias("key"))
-    return flock.process(
-        load.source(spark, options), "key", Tally(settings.state_bytes), initialState=initial, name=NAME
-    )
+    return flock.process(rows, "key", Tally(settings.state_bytes), initialState=initial, name=NAME)
 
 
 def _stall(report: dict[str, Any]) -> dict[str, Any]:

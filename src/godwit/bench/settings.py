@@ -14,18 +14,24 @@ STANDBY: Final = "standby"
 ALL_PROTOCOLS: Final = (*PROTOCOLS, RESTART)
 Target = Literal["sideways", "scale-out"]
 TARGETS: Final = get_args(Target)
+MICRO_BATCH: Final = "micro-batch"
+REAL_TIME: Final = "real-time"
+Trigger = Literal["micro-batch", "real-time"]
+TRIGGERS: Final = get_args(Trigger)
+REAL_TIME_RATE: Final = 1_500
 HOSTS_MAX: Final = 64
 RESTART_MORE_S: Final = 15.0  # a restart takes all processes down: the load must last until it is over
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One run. `rate` None: `load` times the capacity that is measured first."""
+    """One run. `rate` None: `load` times the capacity that is measured first, which micro-batches alone have."""
 
     protocol: str = "live"
     order: str = DEFAULT_ORDER
     keys: int = 10_000
     state_bytes: int = 1_024
+    skew: float = 0.0
     fraction: float = 0.5
     rate: int | None = None
     load: float = 0.5
@@ -34,6 +40,7 @@ class Settings:
     warm_up_s: float = 8.0
     steady_s: float = 10.0
     after_s: float = 12.0
+    trigger: Trigger = MICRO_BATCH
     trigger_ms: int = 0
     seed: int = 0
 
@@ -44,10 +51,12 @@ class Settings:
             ("target", self.target in TARGETS, f"one of {', '.join(TARGETS)}"),
             ("keys", self.keys >= 1, "1 or more"),
             ("state_bytes", 0 <= self.state_bytes <= 64 << 20, "0 to 67108864"),
+            ("skew", 0 <= self.skew <= 10, "0 (even) to 10 (Zipf's exponent)"),
             ("fraction", 0 < self.fraction < 1, "between 0 and 1"),
             ("rate", self.rate is None or self.rate >= 1, "1 or more"),
             ("load", 0 < self.load <= 1, "over 0, up to 1"),
             ("hosts", 1 <= self.hosts <= HOSTS_MAX, f"1 to {HOSTS_MAX}"),
+            ("trigger", self.trigger in TRIGGERS, f"one of {', '.join(TRIGGERS)}"),
             ("trigger_ms", self.trigger_ms >= 0, "0 or more"),
             ("seed", self.seed >= 0, "0 or more"),
             ("seconds", min(self.warm_up_s, self.steady_s, self.after_s) > 0, "three numbers over 0"),
@@ -58,6 +67,10 @@ class Settings:
         return self
 
     def _check_fitting(self) -> None:
+        if self.trigger == REAL_TIME and self.trigger_ms:
+            raise DefinitionError("--trigger-ms is of micro-batches: in real time rows pass as they come")
+        if self.trigger == REAL_TIME and self.rate is None:
+            raise DefinitionError("in real time there is no capacity to take a share of", todo="Give --rate")
         if self.target == "sideways" and (self.hosts < 2 or self.fraction > 1 - 1 / self.hosts + 1e-9):
             most = 1 - 1 / self.hosts
             raise DefinitionError(

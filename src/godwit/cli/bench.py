@@ -11,8 +11,17 @@ from dataclasses import replace
 from typing import Any, TextIO
 
 from godwit.bench.aims import aims, sound
-from godwit.bench.settings import ALL_PROTOCOLS, STANDBY, TARGETS, Settings
-from godwit.cli.progress import watching
+from godwit.bench.settings import (
+    ALL_PROTOCOLS,
+    REAL_TIME,
+    REAL_TIME_RATE,
+    STANDBY,
+    TARGETS,
+    TRIGGERS,
+    Settings,
+)
+from godwit.cli import evaluation
+from godwit.cli.progress import Watch, watching
 from godwit.control.orders import ORDERS
 from godwit.errors import DefinitionError
 
@@ -55,6 +64,7 @@ def add(words: Any) -> None:
     bench = words.add_parser("bench", help="measure what a reconfiguration costs")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _add_migration(_kind(kinds, "migration", "keys move while rows come in", MIGRATION, EXAMPLES))
+    evaluation.add(kinds, _kind)
     _add_rest(_kind(kinds, "rest", "nothing moves: what the support for it costs", REST, ""))
 
 
@@ -79,7 +89,12 @@ def _add_migration(flags: argparse.ArgumentParser) -> None:
     )
     flags.add_argument("--order", default=DEFAULTS.order, choices=ORDERS, help="in which order keys go (%(default)s)")
     flags.add_argument("--fraction", type=float, default=DEFAULTS.fraction, help="of the keys that move (%(default)s)")
-    flags.add_argument("--rate", type=int, help="rows a second; unless given, --load of the measured capacity")
+    flags.add_argument(
+        "--rate",
+        type=int,
+        help=f"rows a second; unless given, --load of the measured capacity, or {REAL_TIME_RATE} in real time",
+    )
+    flags.add_argument("--skew", type=float, default=DEFAULTS.skew, help="Zipf's exponent; 0: all alike (%(default)s)")
     flags.add_argument("--load", type=float, default=DEFAULTS.load, help="share of the capacity (%(default)s)")
     flags.add_argument(
         "--target",
@@ -94,7 +109,17 @@ def _add_migration(flags: argparse.ArgumentParser) -> None:
         help="of load: warm-up, steady part, and after the request; a restart is watched 15 s longer (%(default)s)",
     )
     flags.add_argument(
-        "--trigger-ms", type=int, default=DEFAULTS.trigger_ms, help="0: as soon as possible (%(default)s)"
+        "--trigger",
+        default=DEFAULTS.trigger,
+        choices=TRIGGERS,
+        help="micro-batch; real-time: rows pass a few at a time, so that latency shows what is shorter than a micro-batch. "
+        "One batch then lasts as long as the load; a restart replays it from its beginning (%(default)s)",
+    )
+    flags.add_argument(
+        "--trigger-ms",
+        type=int,
+        default=DEFAULTS.trigger_ms,
+        help="between micro-batches; 0: as soon as possible (%(default)s)",
     )
     flags.add_argument("--quick", action="store_true", help="small and short: to see that all works")
     flags.add_argument("--check", action="store_true", help="compare with the aims; exit code 1 if one is missed")
@@ -131,14 +156,16 @@ def settings(given: argparse.Namespace) -> list[Settings]:
         order=given.order,
         keys=given.keys,
         state_bytes=given.state_bytes,
+        skew=given.skew,
         fraction=given.fraction,
-        rate=given.rate,
+        rate=REAL_TIME_RATE if given.rate is None and given.trigger == REAL_TIME else given.rate,
         load=given.load,
         hosts=given.hosts,
         target=given.target,
         warm_up_s=seconds[0],
         steady_s=seconds[1],
         after_s=seconds[2],
+        trigger=given.trigger,
         trigger_ms=given.trigger_ms,
         seed=given.seed,
     )
@@ -172,12 +199,20 @@ def _check_runs(given: argparse.Namespace, *more: str) -> None:
 def _migration(given: argparse.Namespace) -> int:
     _check_runs(given)
     chosen = settings(given)
-    from godwit.bench.series import migrations
-
     with watching() as watch:
-        lines = _written(migrations(chosen, given.runs, watch), given, "migration")
+        lines = _written(_measured(chosen, given.runs, watch), given, "migration")
     missed = _say_aims(lines) if given.check else False
     return int(missed or not all(map(sound, lines)))
+
+
+def _measured(chosen: Sequence[Settings], runs: int, watch: Watch) -> Iterator[dict[str, Any]]:
+    """The lines of a series, in a session that is opened here: what the trigger needs of Spark is fixed when it starts."""
+    from godwit.bench.migration import slots
+    from godwit.bench.series import migrations
+    from godwit.bench.session import session
+
+    session(max(map(slots, chosen)), chosen[0].trigger)
+    yield from migrations(chosen, runs, watch)
 
 
 def _rest(given: argparse.Namespace) -> int:

@@ -16,7 +16,9 @@ from godwit.migration.origin import COMMON, OFFERING, Phase, Protocol, Step, cut
 
 FRAME_BYTES = 512  # what a step costs on the wire besides its state
 PARCEL_BYTES = 128 << 10  # less makes the fixed cost of a hand-over felt, more makes rows wait longer
-LEAD_BYTES = 128 << 10  # of state whose rows go to the target before it: no row waits for much more than that and a parcel
+LEAD_BYTES = (
+    128 << 10
+)  # of state whose rows go to the target before it: no row waits for much more than that and a parcel
 
 
 def by_backlog(steps: Sequence[Step]) -> Step:

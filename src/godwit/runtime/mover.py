@@ -49,7 +49,7 @@ from godwit.runtime import parcels
 from godwit.runtime.following import SLICE_KEYS, Following, Noting, Select
 from godwit.runtime.leases import host_directory
 from godwit.runtime.orders import Order, Port
-from godwit.runtime.peer import GONE_PEER, Broken, Failed, Line, LostPeer, Out, Peer, Reached
+from godwit.runtime.peer import GONE_PEER, RETRY_S, Broken, Failed, Line, LostPeer, Out, Peer, Reached
 from godwit.runtime.prompt import prompt
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
@@ -158,25 +158,35 @@ class Mover:
     def _run(self) -> None:
         try:
             if not self._resumed:
-                self._prepare()
+                self._guarded(self._prepare)
             while not self._over():
-                if self._peer.connect():
-                    with prompt():
-                        self._handle(PeerBack() if self._began else Begun())
-                        self._converse()
-                else:
-                    self._hear_aborts()
-        except Exception as error:  # noqa: BLE001 whatever it is, what can still be dropped must not stay held
-            told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
-            self.failure = told.at(host=self._port.host, operator=self.order.operator)
-            with suppress(GodwitError):
-                self._handle(AbortAsked(str(error)))
+                self._guarded(self._go_on)
         finally:
             self._peer.disconnect()
             while self._chores and not self._port.stopping():
                 self._forget(*self._chores.popleft())
             self._stop_following()
             self._note("ended")
+
+    def _guarded(self, job: Callable[[], None]) -> None:
+        """Whatever fails, what can still be dropped must not stay held, and what was released must be told all the same."""
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 see above
+            told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
+            self.failure = self.failure or told.at(host=self._port.host, operator=self.order.operator)
+            self._hang_up()
+            with suppress(GodwitError):
+                self._handle(AbortAsked(str(error)))
+            self._peer.idle.wait(RETRY_S)
+
+    def _go_on(self) -> None:
+        if self._peer.connect():
+            with prompt():
+                self._handle(PeerBack() if self._began else Begun())
+                self._converse()
+        else:
+            self._hear_aborts()
 
     def _over(self) -> bool:
         return self._port.stopping() or self._machine.ended
@@ -187,11 +197,16 @@ class Mover:
             while not self._over():
                 self._next()
         except (LostPeer, *GONE_PEER):
-            self._peer.disconnect()
-            self._work.clear()
+            self._hang_up()
             self._handle(PeerLost())
             for event in self._peer.purge():
                 self._line.put(event)
+
+    def _hang_up(self) -> None:
+        """With the connection the target's copies are gone: whoever is to have the state after that is sent all of it."""
+        self._peer.disconnect()
+        self._work.clear()
+        self._copied.clear()
 
     def _hear_aborts(self) -> None:
         """While there is no target to talk to, what is asked of us is still heard."""

@@ -30,6 +30,9 @@ from godwit.state.ledger import in_row_order
 from godwit.transport.wire import HASH, ROW
 
 WINDOWS_MAX = 3  # sent and not yet answered; more than one keeps hosts busy while the next is read
+SMALL_ROWS_MAX = (
+    256  # a window of so few is answered before the next is read, which with the real-time trigger may be never
+)
 
 
 class Router:
@@ -55,7 +58,7 @@ class Router:
             yield from _ordered(self._links.timers())
             for window in windows(batches, self._route, self._task.lane):
                 self._send(window, wire_schema)
-                yield from self._collect(WINDOWS_MAX - 1)
+                yield from self._collect(0 if len(window.rows) <= SMALL_ROWS_MAX else WINDOWS_MAX - 1)
             yield from self._collect(0)
             self._finish()
         except GodwitError as error:

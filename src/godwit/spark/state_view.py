@@ -15,6 +15,7 @@ from godwit.model.ownership import Ownership, Stand
 from godwit.runtime.export import rows_of_state, state_schema
 from godwit.runtime.leases import host_directory, read_lease
 from godwit.runtime.spec import OperatorSpec
+from godwit.runtime.tables import read_routing
 from godwit.spark.admission import Binding, committed_batch
 from godwit.spark.home import Home
 from godwit.state.keys import KeyCodec
@@ -77,10 +78,18 @@ def _cause(error: BaseException, host: str) -> Exception:
     return HostUnavailable(f"{host} could not be read: {text.splitlines()[0]}", host=host)
 
 
+def _serving(home: Home, spec: OperatorSpec) -> tuple[str, ...]:
+    """All hosts, but those that have joined, own nothing yet, and do not even serve."""
+    checkpoint = str(home.path)
+    routing = read_routing(checkpoint, spec.name)
+    owners = home.roster() if routing is None else routing.hosts
+    return tuple(h for h in home.roster() if h in owners or read_lease(host_directory(checkpoint, h)) is not None)
+
+
 def state_frame(spark: SparkSession, home: Home, token: str, spec: OperatorSpec, binding: Binding | None) -> DataFrame:
     """The state of every key as of a committed batch, the newest or, while one is being processed, the one before it."""
     batch = committed_batch(spark, binding.checkpoint) if binding else -1
-    view = View(spec, str(home.path), home.roster(), batch, token)
+    view = View(spec, str(home.path), _serving(home, spec), batch, token)
     schema = from_arrow_schema(state_schema(spec), prefer_timestamp_ntz=True)
 
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

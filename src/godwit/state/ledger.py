@@ -20,6 +20,7 @@ from godwit.errors import NotReplayable
 
 Ints = npt.NDArray[np.int64]
 ROW = "__godwit_row"  # the column that tells after which input row an output leaves
+JOINED_ROWS_MAX = 4_096
 TIMER_ROW = -(2**62)  # outputs of timers leave before all rows: row = TIMER_ROW + time, always negative
 
 APPLIED = pa.schema([pa.field("row", pa.int64(), False), pa.field("hash", pa.int64(), False)])
@@ -55,6 +56,11 @@ class Entry:
         info = {"kind": "ledger", "op": op, "batch": batch, "lane": lane, "applied_bytes": applied.size}
         return info, b"".join((applied, outputs))
 
+    def then(self, other: Entry) -> Entry:
+        """Both as one; the other's rows come after these."""
+        rows, hashes = (np.concatenate(pair) for pair in ((self.rows, other.rows), (self.hashes, other.hashes)))
+        return Entry(rows, hashes, joined([self.outputs, other.outputs]))
+
     @classmethod
     def from_part(cls, info: Mapping[str, Any], body: memoryview, output_schema: pa.Schema) -> Entry:
         cut = info["applied_bytes"]
@@ -76,7 +82,12 @@ class Ledger:
         self.finished = {}
 
     def record(self, lane: str, entry: Entry) -> None:
-        self.lanes.setdefault(lane, []).append(entry)
+        """Small entries are joined as they become many: a batch of the real-time trigger is minutes of a few rows each."""
+        entries = self.lanes.setdefault(lane, [])
+        entries.append(entry)
+        while len(entries) > 1 and _join(entries[-2], entries[-1]):
+            last = entries.pop()
+            entries[-1] = entries[-1].then(last)
 
     def unseen(self, lane: str, rows: Ints, hashes: Ints) -> npt.NDArray[np.bool_] | None:
         """Which of the rows have not been applied; None says none has, the usual case, without work.
@@ -170,6 +181,14 @@ def _cut_out(entry: Entry, kept: npt.NDArray[np.bool_], timers: bool = False) ->
     after = entry.outputs.column(0).to_numpy()
     stays = np.isin(after, rows) | ((after < 0) if timers else False)
     return Entry(rows, entry.hashes[kept], entry.outputs.filter(pa.array(stays)))
+
+
+def _join(entry: Entry, later: Entry) -> bool:
+    """Only neighbours of about one size: then a row is copied a few times in all, however many there are."""
+    size, more = len(entry.rows), len(later.rows)
+    return (
+        bool(size and more) and size <= 2 * more and size + more <= JOINED_ROWS_MAX and entry.rows[-1] < later.rows[0]
+    )
 
 
 _NONE: Ints = np.empty(0, np.int64)

@@ -1,0 +1,84 @@
+"""The experiments: what each shows, and which figures it is told with. Nothing here is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+JITTER: Final = "peak_jitter_p99_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """`columns` make its table, `drawn` its bars and sweeps; `by` is what is compared."""
+
+    name: str
+    title: str
+    shows: str
+    columns: tuple[str, ...]
+    drawn: tuple[str, ...]
+    by: Literal["way", "order"] = "way"
+    phases: bool = False  # whether it is about the phases of a migration
+
+
+SUFFERED: Final = (JITTER, "disruption_ms", "stall_p50_ms", "stall_p99_ms", "stall_max_ms", "stabilise_s")
+
+EXPERIMENTS: Final = (
+    Experiment(
+        "E1",
+        "Protocols side by side",
+        "Half of the keys change their owner while rows come in. What rows suffer, by protocol, and by the means that users of"
+        " other systems have today, under the same load on the same machine.",
+        (
+            "rate_rows_per_s",
+            "steady_mean_ms",
+            "steady_peak_jitter_p99_ms",
+            *SUFFERED,
+            "reconfiguration_s",
+            "re_emitted_rows",
+        ),
+        (JITTER, "disruption_ms", "stall_p99_ms"),
+    ),
+    Experiment(
+        "E2",
+        "What makes it harder",
+        "One thing at a time is made larger: state, keys, load, windows, skew, hosts. A protocol that scales stays flat.",
+        (JITTER, "disruption_ms", "stall_p99_ms", "reconfiguration_s"),
+        (JITTER, "disruption_ms", "stall_p99_ms", "reconfiguration_s"),
+    ),
+    Experiment(
+        "E3",
+        "Where the time goes, and what it costs",
+        "The phases of a migration, and its price: bytes, memory, CPU, rows sent twice; and what a protocol costs when nothing"
+        " moves.",
+        (
+            *("reconfiguration_s", "bytes_moved", "rows_sent_twice", "extra_memory_bytes_max", "cpu_s"),
+            *("rows_per_s", "rest_bytes_per_s", "rest_memory_bytes"),
+        ),
+        ("reconfiguration_s", "bytes_moved", "extra_memory_bytes_max"),
+        phases=True,
+    ),
+    Experiment(
+        "E4",
+        "The order in which keys go",
+        "The same keys, moved in another order, with load spread evenly over keys and with a few hot ones.",
+        SUFFERED,
+        (JITTER, "stall_p99_ms", "stabilise_s"),
+        by="order",
+    ),
+    Experiment(
+        "E5",
+        "A host is killed",
+        "How soon its keys are served again, and what rows suffer until then: restored from storage, from a standby, and in"
+        " parallel on two hosts.",
+        ("recovery_s", JITTER, "disruption_ms", "stabilise_s"),
+        ("recovery_s", JITTER, "disruption_ms"),
+    ),
+    Experiment(
+        "E6",
+        "Throughput, and the cost of a row",
+        "Rows a second when nothing but the query holds them back, and where the microseconds of a row go.",
+        ("rows_per_s", "cpu_s"),
+        ("rows_per_s",),
+    ),
+)

@@ -1,0 +1,107 @@
+"""The origin's thread by itself: what it does when something fails that nobody thought of."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from godwit.errors import MalformedRequest
+from godwit.migration.events import Missing, Served
+from godwit.model.ownership import Ownership
+from godwit.model.progress import BatchRef
+from godwit.model.routing import Routing
+from godwit.model.units import Unit, Units
+from godwit.runtime.mover import Mover
+from godwit.runtime.orders import Order, Port
+from godwit.runtime.peer import Broken, Out, Peer, Reached
+from godwit.runtime.seat import Seat
+from godwit.runtime.work import Chunk
+from godwit.state.changelog import Changelog
+from tests.unit.test_instance import Sum, instance_of, rows, welcome
+
+UNITS = Units.of(Unit("group", 1))
+
+
+def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the thread to end, the target would never be confirmed, and the migration stay open until a restart."""
+    log, recovered = Changelog.open(tmp_path)
+    assert not list(recovered.parts())
+    seat = Seat(instance_of(Sum()))
+    ownership = Ownership.initial("host-0", Routing.spread(["host-0"], 4))
+    ownership.cut(UNITS, "host-1")
+    ownership.release("m1/0", UNITS, "host-1")
+    seat.instance.own(ownership)
+    told, tries = threading.Event(), iter([MalformedRequest("not what was expected"), None])
+
+    def connect(_: Peer) -> bool:
+        failure = next(tries)
+        if failure is not None:
+            raise failure
+        return True
+
+    def send(_: Peer, out: Out) -> int:
+        if out.kind == "released":
+            told.set()
+        return 0
+
+    monkeypatch.setattr(Peer, "connect", connect)
+    monkeypatch.setattr(Peer, "send", send)
+    port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    mover = Mover(port, seat, Order("m1", "sum", "host-1", "live", (UNITS,)), released={0: UNITS})
+    mover.start()
+    assert told.wait(10)
+    mover.post(Served(0))
+    mover.join(10)
+    assert mover.ended
+    assert not ownership.outgoing, "the target has confirmed it"
+    report: dict[str, Any] = mover.report()
+    assert "not what was expected" in report["reason"]
+    log.close()
+
+
+def test_a_target_that_has_lost_its_copies_gets_all_of_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Released before it is shipped: with the connection the copies are gone, and only the origin has the keys."""
+    log, recovered = Changelog.open(tmp_path)
+    assert not list(recovered.parts())
+    seat = Seat(instance_of(Sum()))
+    instance, request = seat.instance, BatchRef("q", "r", 0)
+    instance.own(Ownership.initial("host-0", Routing.spread(["host-0"], 4)))
+    instance.open(request, "0", 0, welcome)
+    instance.apply(request, "0", Chunk(*rows((1, 0, 5), (5, 0, 6), (2, 0, 7))))
+    codec = instance.key_codec
+    units = Units.of(*(Unit("key", codec.route_hash(key)) for key in ((1,), (5,), (2,))))
+    sent: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def send(_: Peer, out: Out) -> int:
+        bodies = sum(1 for _ in out.bodies or ())
+        sent.put(f"{out.kind} {bodies}" if out.kind == "state" else out.kind)
+        return 0
+
+    def until(kind: str) -> list[str]:
+        heard = []
+        while not heard or heard[-1] != kind:
+            heard.append(sent.get(timeout=10))
+        return heard
+
+    monkeypatch.setattr(Peer, "connect", lambda _: True)
+    monkeypatch.setattr(Peer, "send", send)
+    port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    mover = Mover(port, seat, Order("m1", "sum", "host-1", "live-unordered", (units,)))
+    mover.start()
+    assert any(kind.startswith("state") for kind in until("copied"))
+    mover.post(Reached(0, 0))
+    until("released")
+    mover.post(Broken(ConnectionError("gone"), mover._peer.connection))
+    until("released")
+    mover.post(Missing(0))
+    assert any(kind.startswith("state") and not kind.endswith(" 0") for kind in until("rest"))
+    mover.post(Served(0))
+    mover.join(10)
+    assert mover.ended
+    log.close()
