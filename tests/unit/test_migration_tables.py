@@ -184,6 +184,11 @@ class TestOwnWay:
         assert machine.on(ev.CaughtUp(0)) == []
         assert machine.on(ev.Copied(0)) == []
 
+    def test_a_standby_copies_one_step_after_another_though_none_is_handed_over(self) -> None:
+        machine, effects = begun("standby", ONE, TWO, side_by_side=1)
+        assert effects == [ev.Copy(0, ONE, "changes")]
+        assert machine.on(ev.Copied(0)) == [ev.Copy(1, TWO, "changes")]
+
     def test_live_cuts_when_the_target_has_caught_up(self) -> None:
         machine, _ = begun("live", ONE)
         machine.on(ev.Copied(0))

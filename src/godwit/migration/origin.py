@@ -271,7 +271,7 @@ class Origin:
         while self._begun:
             effects += self._lead()
             ready = self._awaiting(Turn)
-            idle = len(self._awaiting(Turn, Nearly, Offered))
+            idle = len(self._awaiting(Turn, Nearly, Offered, *((HandoverAsked,) if self.protocol.kept else ())))
             under_way = sum(step.phase not in OVER for step in self.steps) - idle
             if not ready or under_way >= self._side_by_side:
                 break
