@@ -46,7 +46,8 @@ class Carrier:
         """All moves, round by round. Moves that come to nothing are told in their courses, errors are raised."""
         courses = {id(move): Course(move) for move in moves}
         migration.courses.extend(courses.values())
-        for together in orders.rounds(order, moves):
+        stands = protocol in PROTOCOLS and PROTOCOLS[protocol].kept  # and does not end, so none can wait for another
+        for together in [moves] if stands else orders.rounds(order, moves):
             if migration.aborting is None:
                 at_once([self._job(migration, courses[id(move)], order, protocol) for move in together])
 
