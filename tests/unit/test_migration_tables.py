@@ -142,13 +142,20 @@ class TestOwnWay:
         assert machine.on(ev.Wanted(TWO)) == []
 
     def test_push_sends_what_most_rows_wait_for(self) -> None:
-        one, two = Units.of(Unit("group", 2)), Units.of(Unit("group", 3))
-        machine = Origin(PROTOCOLS["push"], [ONE, one, two, TWO], [LARGE, 10, 10, 10], side_by_side=1)
-        assert machine.on(ev.Begun()) == [ev.Offer(ONE | one | two | TWO)], "at least one, whatever its size"
-        machine.on(ev.Waiting(Unit("key", 6), 5, 1.0))
-        machine.on(ev.Waiting(Unit("group", 2), 2, 0.5))
-        shipped = [effect for effect in machine.on(ev.Offered(ONE | one | two | TWO)) if isinstance(effect, ev.Ship)]
-        assert shipped == [ev.Ship(4, one | TWO)], "and nothing that no row waits for"
+        one, two, three = (Units.of(Unit("group", at)) for at in (2, 3, 4))
+        third = PROTOCOLS["push"].parcel_bytes // 3
+        machine = Origin(PROTOCOLS["push"], [one, two, three], [third] * 3, side_by_side=1)
+        assert machine.on(ev.Begun()) == [ev.Offer(one | two | three)]
+        machine.on(ev.Waiting(Unit("group", 3), 5, 1.0))
+        (ship,) = [e for e in machine.on(ev.Offered(one | two | three)) if isinstance(e, ev.Ship)]
+        assert ship.units == one | two | three, "all that fits a parcel"
+
+        machine = Origin(PROTOCOLS["push"], [one, two, three], [2 * third, third, 2 * third], side_by_side=1)
+        assert machine.on(ev.Begun()) == [ev.Offer(one | two | three)], "until so much is ahead"
+        machine.on(ev.Waiting(Unit("group", 4), 5, 1.0))
+        machine.on(ev.Waiting(Unit("group", 3), 1, 0.5))
+        (ship,) = [e for e in machine.on(ev.Offered(one | two | three)) if isinstance(e, ev.Ship)]
+        assert ship.units == two | three, "those that most rows wait for"
 
     def test_push_has_no_more_rows_wait_than_it_can_soon_serve(self) -> None:
         three = Units.of(Unit("group", 2))
@@ -165,17 +172,6 @@ class TestOwnWay:
         three = Units.of(Unit("group", 2))
         machine, _ = begun("fetch", ONE, TWO, three, side_by_side=1)
         assert machine.on(ev.Wanted(TWO | three)) == [ev.Cut(3, TWO | three), ev.Ship(3, TWO | three)]
-
-    def test_push_joins_small_steps_but_none_that_nothing_waits_for(self) -> None:
-        one, two, three, four = (Units.of(Unit("group", at)) for at in range(4))
-        machine = Origin(PROTOCOLS["push"], [one, two, three, four], [LARGE, 10, 10, 10], side_by_side=1)
-        machine.on(ev.Begun())
-        machine.on(ev.Waiting(Unit("group", 1), 5, 1.0))
-        machine.on(ev.Waiting(Unit("group", 3), 5, 1.0))
-        assert machine.on(ev.Offered(one | two | three | four))[-2:] == [
-            ev.Cut(4, two | four),
-            ev.Ship(4, two | four),
-        ]
 
     @pytest.mark.parametrize("name", ["live", "live-unordered", "standby"])
     def test_copies_before_it_cuts(self, name: str) -> None:

@@ -307,8 +307,6 @@ class Origin:
         left = [step for step in ready if step is not chosen[0]]
         while left and size_bytes < self.protocol.parcel_bytes:
             step = self.protocol.choose(left)
-            if chosen[0].waiting_rows and not step.waiting_rows:
-                break  # what rows wait for does not wait for the rest
             chosen.append(step)
             left.remove(step)
             size_bytes += step.size_bytes
