@@ -135,6 +135,10 @@ class TestOwnWay:
         _, effects = begun("pause", ONE)
         assert names(effects) == ["Cut", "Ship"]
 
+    def test_pause_joins_nothing_not_even_what_is_empty(self) -> None:
+        machine = Origin(PROTOCOLS["pause"], [ONE, TWO], [0, 0])
+        assert machine.on(ev.Begun()) == [ev.Cut(0, ONE), ev.Ship(0, ONE)]
+
     def test_fetch_ships_what_is_wanted_out_of_turn(self) -> None:
         machine, effects = begun("fetch", ONE, TWO, side_by_side=1)
         assert names(effects) == ["Lend", "Lend", "Cut", "Ship"]
@@ -150,8 +154,8 @@ class TestOwnWay:
         (ship,) = [e for e in machine.on(ev.Offered(one | two | three)) if isinstance(e, ev.Ship)]
         assert ship.units == one | two | three, "all that fits a parcel"
 
-        machine = Origin(PROTOCOLS["push"], [one, two, three], [2 * third, third, 2 * third], side_by_side=1)
-        assert machine.on(ev.Begun()) == [ev.Offer(one | two | three)], "until so much is ahead"
+        machine = Origin(PROTOCOLS["push"], [one, two, three], [LARGE, 10, 10], side_by_side=1)
+        assert machine.on(ev.Begun()) == [ev.Offer(one | two | three)]
         machine.on(ev.Waiting(Unit("group", 4), 5, 1.0))
         machine.on(ev.Waiting(Unit("group", 3), 1, 0.5))
         (ship,) = [e for e in machine.on(ev.Offered(one | two | three)) if isinstance(e, ev.Ship)]

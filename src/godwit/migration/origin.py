@@ -304,9 +304,11 @@ class Origin:
         """The steps that go next, as one: a hand-over costs about as much for many units as for a few."""
         chosen = [self.protocol.choose(ready)]
         size_bytes = chosen[0].size_bytes
-        left = [step for step in ready if step is not chosen[0]]
-        while left and size_bytes < self.protocol.parcel_bytes:
+        left = [step for step in ready if step is not chosen[0]] if self.protocol.parcel_bytes else []
+        while left:
             step = self.protocol.choose(left)
+            if size_bytes + step.size_bytes > self.protocol.parcel_bytes:
+                break
             chosen.append(step)
             left.remove(step)
             size_bytes += step.size_bytes
