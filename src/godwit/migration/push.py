@@ -15,8 +15,8 @@ from godwit.migration.events import Turn
 from godwit.migration.origin import COMMON, OFFERING, Phase, Protocol, Step, cut_and_ship, register
 
 FRAME_BYTES = 512  # what a step costs on the wire besides its state
-PARCEL_BYTES = 512 << 10  # less makes the fixed cost of a hand-over felt, more makes rows wait longer
-LEAD_BYTES = 512 << 10  # of state whose rows go to the target ahead of it
+PARCEL_BYTES = 1 << 20  # less makes the fixed cost of a hand-over felt, more makes rows wait longer
+LEAD_BYTES = 1 << 20  # of state whose rows go to the target ahead of it
 
 
 def by_backlog(steps: Sequence[Step]) -> Step:
