@@ -9,9 +9,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import newest
+from benchmarks.record import RESULTS, newest
 from godwit.bench.aims import aims
 from godwit.bench.measures import spread as spread_of
+from godwit.bench.report import markdown, read
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
@@ -257,18 +258,32 @@ def readme() -> str:
     return f"{head}{BEGIN}\n{block}\n{END}{tail}"
 
 
+def evaluation() -> str:
+    """The page with its figures between the marks; what is said around them is written by hand."""
+    kept = RESULTS / "evaluation.jsonl"
+    lines = kept.read_text().splitlines() if kept.exists() else []
+    head, rest = (ROOT / "docs/evaluation.md").read_text().split(BEGIN)
+    return f"{head}{BEGIN}\n{markdown(read(lines)).strip()}\n{END}{rest.split(END)[1]}"
+
+
+def stale() -> dict[Path, str]:
+    """The files that do not say what the results say, each with what it should say."""
+    wanted = {"docs/benchmarks.md": page(), "README.md": readme(), "docs/evaluation.md": evaluation()}
+    found = {ROOT / name: text for name, text in wanted.items()}
+    return {path: text for path, text in found.items() if not path.exists() or path.read_text() != text}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="do not write, fail when something would change")
     check = parser.parse_args().check
-    stale = []
-    for path, text in ((ROOT / "docs/benchmarks.md", page()), (ROOT / "README.md", readme())):
-        if not path.exists() or path.read_text() != text:
-            stale.append(path.name)
-            if not check:
-                path.write_text(text)
-    print(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")
-    return int(check and bool(stale))
+    found = stale()
+    for path, text in found.items():
+        if not check:
+            path.write_text(text)
+    names = ", ".join(path.name for path in found)
+    print(f"{'out of date' if check else 'written'}: {names or 'nothing'}")
+    return int(check and bool(found))
 
 
 if __name__ == "__main__":
