@@ -81,7 +81,7 @@ def sweeps() -> Iterator[Case]:
 
 
 def _swept(protocol: str, name: str, at: float, **settings: Any) -> Case:
-    return _ours("E2", f"{name}={at:g}/{protocol}", protocol, swept=name, at=at, **settings)
+    return _ours("E2", f"{name}={at:.10g}/{protocol}", protocol, swept=name, at=at, **settings)
 
 
 # -- E4: the order in which keys go ----------------------------------------------------------------------------------
