@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from godwit.bench import migration
 from godwit.bench.measures import Departures, Numbers, counted
 from godwit.bench.peers import prepare, sink_log
-from godwit.bench.peers import settings as peer_settings
 from godwit.bench.peers.figures import (
     Load,
     Moments,
@@ -99,10 +97,6 @@ def test_settings_that_make_sense_are_taken(good: dict[str, Any]) -> None:
 def test_a_run_has_rows_until_its_end() -> None:
     """6 s to start, then 1 + 2 + 3 as given, and the 15 s that a restart is given more."""
     assert SMALL.rows == 100 * (6 + 1 + 2 + 3 + 15)
-
-
-def test_the_load_settles_as_long_as_in_our_own_runs() -> None:
-    assert peer_settings.START_S == migration.START_S
 
 
 def test_the_plan_names_every_option_that_the_java_side_reads() -> None:

@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 
 from godwit.bench import migration
 from godwit.bench.cases import GODWIT, Case
-from godwit.bench.migration import Watch
 from godwit.bench.record import circumstances, commit, machine, run_id
 from godwit.bench.session import session
 from godwit.bench.settings import Settings
+from godwit.bench.watch import Watch
 
 NAME: Final = "evaluation"
 

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from godwit.bench.settings import ALL_PROTOCOLS, MICRO_BATCH, REAL_TIME, RESTART, Trigger
+from godwit.bench.settings import ALL_PROTOCOLS, MICRO_BATCH, REAL_TIME, REAL_TIME_RATE, RESTART, Trigger
 from godwit.control.orders import ORDERS
 from godwit.errors import DefinitionError
 
 GODWIT: Final = "godwit"
 RATE: Final = 10_000  # rows a second that all systems but Spark's Python API carry on two cores
-REAL_TIME_RATE: Final = 1_500
 SWEPT: Final = ("live", "push")
 MEGABYTE: Final = 1 << 20
 STATE_MAX_BYTES: Final = 400 * MEGABYTE  # of all keys together: state per key grows, so the keys get fewer

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
@@ -23,9 +23,10 @@ from godwit.bench import load
 from godwit.bench.measures import Numbers, Steady, counted, drift_ms, interruption, peak_p99_ms, rate_of, wrong_keys
 from godwit.bench.memory import Memory
 from godwit.bench.realtime import Feed, RealTime
-from godwit.bench.settings import REAL_TIME, RESTART, STANDBY, Settings
+from godwit.bench.settings import REAL_TIME, RESTART, STANDBY, START_S, Settings
 from godwit.bench.tally import Tally, ballast, digest
 from godwit.bench.timeline import timeline
+from godwit.bench.watch import Watch
 from godwit.errors import GodwitError
 from godwit.model.routing import GROUPS
 from godwit.spark.migrations import Migration
@@ -34,9 +35,6 @@ from godwit.workload.rows import keys_of
 
 NAME: Final = "tally"
 LANES: Final = 2
-START_S: Final = (
-    6.0  # rows for the time until the query is up and has worked off what gathered: then the warm-up begins
-)
 SHOWN_BEFORE_S: Final = 5.0
 CAPACITY_BATCH_ROWS: Final = 50_000
 CAPACITY_BATCHES: Final = 12
@@ -53,14 +51,6 @@ COSTS: Final = {  # by the report's name, by ours
     "outcome": "outcome",
     "phases": "phases",
 }
-
-
-class Watch(Protocol):
-    """Who is told how far a run is: what goes on, and rows out of how many."""
-
-    def phase(self, text: str) -> None: ...
-
-    def rows(self, seen: int, total: int) -> None: ...
 
 
 def slots(settings: Settings) -> int:

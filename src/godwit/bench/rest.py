@@ -18,10 +18,11 @@ from pyspark.sql import SparkSession
 import godwit
 from godwit.bench import load
 from godwit.bench.measures import quartile_rate, rate_of, spread
-from godwit.bench.migration import Watch, operator_frame, shape, slots
+from godwit.bench.migration import operator_frame, shape, slots
 from godwit.bench.record import circumstances, run_id
 from godwit.bench.session import session
 from godwit.bench.settings import Settings
+from godwit.bench.watch import Watch
 
 SWITCH: Final = "GODWIT_TEST_NO_OWNERSHIP"
 WARM_UP_BATCHES: Final = 10

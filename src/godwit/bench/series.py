@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from godwit.bench import migration
-from godwit.bench.migration import Watch
 from godwit.bench.record import circumstances, run_id
 from godwit.bench.session import session
 from godwit.bench.settings import Settings
+from godwit.bench.watch import Watch
 
 
 def migrations(settings: Sequence[Settings], runs: int, watch: Watch) -> Iterator[dict[str, Any]]:
     """A line of figures for each run of each protocol."""
     run = run_id()
-    spark = session(max(migration.slots(each) for each in settings))
+    spark = session(max(migration.slots(each) for each in settings), settings[0].trigger)
     try:
         first = settings[0]
         capacity = None if first.rate is not None else migration.capacity(spark, first, watch)

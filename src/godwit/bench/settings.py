@@ -20,6 +20,7 @@ Trigger = Literal["micro-batch", "real-time"]
 TRIGGERS: Final = get_args(Trigger)
 REAL_TIME_RATE: Final = 1_500
 HOSTS_MAX: Final = 64
+START_S: Final = 6.0  # of rows, until the query is up and has worked off what gathered: then the warm-up begins
 RESTART_MORE_S: Final = 15.0  # a restart takes all processes down: the load must last until it is over
 
 

@@ -21,7 +21,7 @@ from godwit.bench.settings import (
     Settings,
 )
 from godwit.cli import evaluation
-from godwit.cli.progress import Watch, watching
+from godwit.cli.progress import watching
 from godwit.control.orders import ORDERS
 from godwit.errors import DefinitionError
 
@@ -199,20 +199,12 @@ def _check_runs(given: argparse.Namespace, *more: str) -> None:
 def _migration(given: argparse.Namespace) -> int:
     _check_runs(given)
     chosen = settings(given)
+    from godwit.bench.series import migrations
+
     with watching() as watch:
-        lines = _written(_measured(chosen, given.runs, watch), given, "migration")
+        lines = _written(migrations(chosen, given.runs, watch), given, "migration")
     missed = _say_aims(lines) if given.check else False
     return int(missed or not all(map(sound, lines)))
-
-
-def _measured(chosen: Sequence[Settings], runs: int, watch: Watch) -> Iterator[dict[str, Any]]:
-    """The lines of a series, in a session that is opened here: what the trigger needs of Spark is fixed when it starts."""
-    from godwit.bench.migration import slots
-    from godwit.bench.series import migrations
-    from godwit.bench.session import session
-
-    session(max(map(slots, chosen)), chosen[0].trigger)
-    yield from migrations(chosen, runs, watch)
 
 
 def _rest(given: argparse.Namespace) -> int:

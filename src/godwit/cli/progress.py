@@ -6,16 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-
-class Watch(Protocol):
-    def phase(self, text: str) -> None: ...
-
-    def rows(self, seen: int, total: int) -> None: ...
+from godwit.bench.watch import Watch
 
 
 class Lines:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from godwit.bench.peers.run import Watch
 from godwit.bench.peers.settings import PeerSettings
+from godwit.bench.watch import Watch
 
 __all__ = ["PeerSettings", "measure"]
 

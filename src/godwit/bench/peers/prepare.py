@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from godwit.bench.peers.run import Watch
+from godwit.bench.watch import Watch
 from godwit.errors import DefinitionError
 
 HOME: Final = Path(".peers")

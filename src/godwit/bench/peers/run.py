@@ -12,20 +12,13 @@ from typing import Any, Final, Protocol
 
 from godwit.bench.peers.figures import Answers, Load, Moments, figures, keeps_up, not_sustained
 from godwit.bench.peers.settings import PeerSettings
+from godwit.bench.watch import Watch
 
 LOOK_EVERY_S: Final = 0.1
 FILL_S_MAX: Final = 300.0
 CATCH_UP_S_MAX: Final = 180.0
 
 Spans = list[tuple[str, float, float]]
-
-
-class Watch(Protocol):
-    """Who is told how far a run is: what goes on, and rows out of how many."""
-
-    def phase(self, text: str) -> None: ...
-
-    def rows(self, seen: int, total: int) -> None: ...
 
 
 class PeerFailed(RuntimeError):

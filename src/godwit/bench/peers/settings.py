@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from godwit.bench.settings import RESTART_MORE_S
+from godwit.bench.settings import RESTART_MORE_S, START_S
 from godwit.errors import DefinitionError
 
 WAYS: Final[Mapping[str, Sequence[str]]] = {"flink": ("savepoint", "adaptive"), "spark": ("sql", "pandas")}
 BACKENDS: Final[Mapping[str, Sequence[str]]] = {"flink": ("hashmap", "rocksdb"), "spark": ("rocksdb",)}
 PARALLELISM_MAX: Final = 64
-START_S: Final = 6.0  # as in `migration`: rows for the time until what gathered at the start is worked off
 
 
 @dataclass(frozen=True, slots=True)
