@@ -34,6 +34,7 @@ PUBLISHED = {
     "GODWIT-STATE-TOO-LARGE": "StateTooLarge",
     "GODWIT-STATE-TYPE": "StateTypeError",
     "GODWIT-UNSUPPORTED-QUERY": "UnsupportedQuery",
+    "GODWIT-PEER-FAILED": "PeerFailed",
     "GODWIT-WORK-LOST": "WorkLost",
     "GODWIT-WRONG-TOKEN": "WrongToken",
 }

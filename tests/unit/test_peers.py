@@ -28,11 +28,11 @@ from godwit.bench.peers.figures import (
 )
 from godwit.bench.peers.flink_cluster import conf
 from godwit.bench.peers.flink_rest import runs_with, with_parallelism
-from godwit.bench.peers.run import PeerFailed, plan, wait_for
+from godwit.bench.peers.run import plan, wait_for
 from godwit.bench.peers.settings import PeerSettings
 from godwit.bench.peers.spark_state import told
 from godwit.bench.timeline import timeline
-from godwit.errors import DefinitionError
+from godwit.errors import DefinitionError, PeerFailed
 from godwit.workload.rows import keys_of
 
 SMALL = PeerSettings(keys=7, state_bytes=20, rate=100, warm_up_s=1, steady_s=2, after_s=3)

@@ -19,9 +19,10 @@ from godwit.bench.peers import prepare, sink_log
 from godwit.bench.peers.figures import Answers, Load, Outputs, ballasts, row_by_row
 from godwit.bench.peers.flink_cluster import Cluster
 from godwit.bench.peers.flink_rest import runs_with, with_parallelism
-from godwit.bench.peers.run import PeerFailed, Spans, go_through, plan, wait_for
+from godwit.bench.peers.run import Spans, go_through, plan, wait_for
 from godwit.bench.peers.settings import PeerSettings
 from godwit.bench.watch import Watch
+from godwit.errors import PeerFailed
 
 COUNT: Final = "count"
 RUNNING_S_MAX: Final = 120.0

@@ -13,8 +13,9 @@ from typing import Final, Self
 
 from godwit.bench.peers import prepare
 from godwit.bench.peers.flink_rest import Rest
-from godwit.bench.peers.run import PeerFailed, wait_for
+from godwit.bench.peers.run import wait_for
 from godwit.bench.peers.settings import PeerSettings
+from godwit.errors import PeerFailed
 
 START_S_MAX: Final = 90.0
 STOP_S_MAX: Final = 10.0

@@ -13,16 +13,13 @@ from typing import Any, Final, Protocol
 from godwit.bench.peers.figures import Answers, Load, Moments, figures, keeps_up, not_sustained
 from godwit.bench.peers.settings import PeerSettings
 from godwit.bench.watch import Watch
+from godwit.errors import PeerFailed
 
 LOOK_EVERY_S: Final = 0.1
 FILL_S_MAX: Final = 300.0
 CATCH_UP_S_MAX: Final = 180.0
 
 Spans = list[tuple[str, float, float]]
-
-
-class PeerFailed(RuntimeError):
-    """The other system did not do what it was asked; the message has its own words."""
 
 
 class Peer(Protocol):

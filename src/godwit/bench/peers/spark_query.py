@@ -25,9 +25,10 @@ from godwit.bench.load import Arrivals, column, left_column
 from godwit.bench.measures import wrong_keys
 from godwit.bench.peers import prepare
 from godwit.bench.peers.figures import Answers, Load, Outputs, ballasts, batch_by_batch, row_by_row
-from godwit.bench.peers.run import PeerFailed, Spans, go_through, plan, wait_for
+from godwit.bench.peers.run import Spans, go_through, plan, wait_for
 from godwit.bench.peers.settings import PeerSettings
 from godwit.bench.tally import digest
+from godwit.errors import PeerFailed
 
 SOURCE: Final = "godwit.peers.PlanProvider"
 FIRST_BATCH_S_MAX: Final = 120.0

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from godwit.bench.peers import prepare
-from godwit.bench.peers.run import PeerFailed
 from godwit.bench.peers.settings import PeerSettings
 from godwit.bench.watch import Watch
+from godwit.errors import PeerFailed
 
 MODULE: Final = "godwit.bench.peers.spark_query"
 TAIL_BYTES: Final = 3_000
