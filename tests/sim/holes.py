@@ -94,6 +94,6 @@ HOLES = (
         "an origin that is a batch behind its target waits for a router, which waits for the rows that the target holds",
         "I6",
         50,
-        first=1_080,
+        first=540,
     ),
 )

@@ -80,6 +80,7 @@ class Mover:
         self._forward: dict[int, str] = {}  # key sent on this pipe -> what follows it: "rows" or "changes"
         self._copying: dict[int, list[int]] = {}  # step -> keys to be sent yet
         self._early: dict[int, list[Row]] = {}  # for a hole only: rows from before a key's state was sent
+        self._told: set[int] = set()  # steps whose ledger as it was at the end of the copy was sent on this pipe
         self._dirty: dict[int, int] = {}  # key whose change is not sent yet -> step
         self.pipe = self._connect()
 
@@ -143,6 +144,7 @@ class Mover:
         self._forward.clear()
         self._copying.clear()
         self._dirty.clear()
+        self._told.clear()
         self.hear(PeerLost())
         if self.alive and not self.machine.ended:
             self.world.after(self.world.delay(), self._reconnect)
@@ -224,6 +226,7 @@ class Mover:
                     self._forward.pop(key, None)
                     self._dirty.pop(key, None)
                 self._copying.pop(number, None)
+                self._told.discard(number)
                 own.resume(units)
             case Forget(number, units):
                 own.confirm(f"{self.migration}/{number}")
@@ -286,6 +289,9 @@ class Mover:
             self.world.after(self.world.delay() * 2, self._copy, number, forward, pipe)
             return
         del self._copying[number]
+        if forward == "rows" and "ledger stays" not in self.world.holes:
+            self._send("early", number, self._ledger(self.host.keys_of(self._units(number))), self.host.batch)
+            self._told.add(number)
         self._send("copied", number)
         if "forwarding ends early" in self.world.holes:
             self._forward = dict.fromkeys(self._forward, "nothing")
@@ -298,7 +304,8 @@ class Mover:
             if key not in self._forward or key in self._dirty:
                 self._send("state", number, key, self.host.state.get(key, ()))
             self._dirty.pop(key, None)
-        ledger = {} if "ledger stays" in self.world.holes else self._ledger(keys)
+        untold = [key for key in keys if number not in self._told or key not in self._forward]
+        ledger = {} if "ledger stays" in self.world.holes else self._ledger(untold)
         self._send("ship", number, units, ledger, self.host.own.apart(units), self.host.batch, released)
         if "forget when shipped" in self.world.holes:
             self._lose(units)

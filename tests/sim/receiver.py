@@ -140,6 +140,11 @@ class Receiver:
             case ("row", number, key, row):
                 if self._open(number):
                     self._replay(key, row)
+            case ("early", number, ledger, batch):
+                if self._open(number) and batch >= self.host.batch:
+                    if batch > self.host.batch:
+                        self.host.begin(batch)
+                    self._enter(ledger)
             case ("copied", number):
                 self._following.add(number)
                 if "serve before all came" in self.world.holes:

@@ -59,7 +59,8 @@ def test_a_value_that_has_not_changed_does_not_go_twice() -> None:
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_target_shows_what_the_origin_showed(committed: bool) -> None:
     state, into = origin(), KeyedState(VARIABLES, KeyCodec(KEYS))
-    into.amend(moved(state, into))
+    for part in moved(state, into):
+        into.amend(part)
     assert shown(into, committed) == shown(state, committed)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from godwit.errors import MalformedRequest
-from godwit.migration.events import Missing, Served
+from godwit.migration.events import Missing, Prepared, Served
 from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
@@ -63,34 +65,67 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
     log.close()
 
 
-def test_a_target_that_has_lost_its_copies_gets_all_of_the_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Released before it is shipped: with the connection the copies are gone, and only the origin has the keys."""
-    log, recovered = Changelog.open(tmp_path)
-    assert not list(recovered.parts())
+def in_a_batch() -> tuple[Seat, Units]:
+    """An instance that has applied three rows of the batch in progress, and their keys."""
     seat = Seat(instance_of(Sum()))
     instance, request = seat.instance, BatchRef("q", "r", 0)
     instance.own(Ownership.initial("host-0", Routing.spread(["host-0"], 4)))
     instance.open(request, "0", 0, welcome)
-    instance.apply(request, "0", Chunk(*rows((1, 0, 5), (5, 0, 6), (2, 0, 7))))
-    codec = instance.key_codec
-    units = Units.of(*(Unit("key", codec.route_hash(key)) for key in ((1,), (5,), (2,))))
+    batch, numbers, keys = rows((1, 0, 5), (5, 0, 6), (2, 0, 7))
+    hashes = np.array([instance.key_codec.route_hash((key,)) for key in keys.tolist()], np.int64)
+    instance.apply(request, "0", Chunk(batch, numbers, hashes))
+    return seat, Units.of(*(Unit("key", route_hash) for route_hash in hashes.tolist()))
+
+
+def listening(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """A target that is always there; gives what it is sent, up to something of this kind."""
     sent: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def send(_: Peer, out: Out) -> int:
         bodies = sum(1 for _ in out.bodies or ())
-        sent.put(f"{out.kind} {bodies}" if out.kind == "state" else out.kind)
+        sent.put(f"{out.kind} {bodies}" if out.kind in ("state", "committed") else out.kind)
         return 0
 
     def until(kind: str) -> list[str]:
-        heard = []
+        heard: list[str] = []
         while not heard or heard[-1] != kind:
             heard.append(sent.get(timeout=10))
         return heard
 
     monkeypatch.setattr(Peer, "connect", lambda _: True)
     monkeypatch.setattr(Peer, "send", send)
+    return until
+
+
+def test_after_the_cut_nothing_of_the_batch_is_left_to_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it did before the copy goes with the copy and what came after is replayed: rows wait for the rest only."""
+    log, recovered = Changelog.open(tmp_path)
+    assert not list(recovered.parts())
+    seat, units = in_a_batch()
+    until = listening(monkeypatch)
+    port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    mover = Mover(port, seat, Order("m1", "sum", "host-1", "live", (units,)))
+    mover.start()
+    copied = until("copied")
+    assert copied[-3:] == ["committed 1", "ledger", "copied"]
+    mover.post(Reached(0, 0))
+    assert until("rest") == ["step", "committed 0", "rest"]
+    mover.post(Prepared(0))
+    until("released")
+    mover.post(Served(0))
+    mover.join(10)
+    assert mover.ended
+    log.close()
+
+
+def test_a_target_that_has_lost_its_copies_gets_all_of_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Released before it is shipped: with the connection the copies are gone, and only the origin has the keys."""
+    log, recovered = Changelog.open(tmp_path)
+    assert not list(recovered.parts())
+    seat, units = in_a_batch()
+    until = listening(monkeypatch)
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     mover = Mover(port, seat, Order("m1", "sum", "host-1", "live-unordered", (units,)))
     mover.start()

@@ -34,7 +34,7 @@ from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.shares import MINE, Mask, Shares
 from godwit.runtime.spec import OperatorSpec, schema_text
 from godwit.runtime.work import Admit, Chunk, Counters, Follower, Part, Work
-from godwit.state.changes import CLEAR, COLUMN_VAR, changes_schema
+from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.ledger import TIMER_ROW, Entry, Ledger, with_rows
 from godwit.state.tables import KeyedState
@@ -56,7 +56,6 @@ class Instance:
         self.adapter: Adapter | None = None
         self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame
         self._shares: Shares | None = None
-        self._amending: list[pa.RecordBatch] = []  # while recovering: what one hand-over brought of the batch before
         self.staged = Units()  # of which copies may lie here that are not owned yet, or any more
         self.followers: list[Follower] = []
         self.fired_elsewhere: list[Callable[[Index], Mask]] = []
@@ -189,12 +188,9 @@ class Instance:
         self.staged = Units.from_dict(info["staged"])
 
     def recover_committed(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
-        """The parts of one hand-over come one after another; the first says of which keys, the others what they held."""
+        """What keys that came from elsewhere held before the batch in progress."""
         if info["batch"] == self.progress.batch:
-            if CLEAR in batch.columns[COLUMN_VAR + 1].to_pylist():
-                self._amending.clear()
-            self._amending.append(batch)
-            self.state.amend(self._amending)
+            self.state.amend(batch)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

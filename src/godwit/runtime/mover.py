@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify
@@ -97,6 +97,7 @@ class Mover:
         self._noting = Noting(seat, self._select, self._note_keys)
         self._following: dict[int, Following] = {}
         self._copied: dict[int, set[Key]] = {}  # by step, with the keys it has
+        self._told_early: set[int] = set()  # steps of which the target has the batch in progress
         self._began = self._resumed
         self._farewell: list[tuple[str, Entry]] = []
         self.news = threading.Condition()
@@ -207,6 +208,7 @@ class Mover:
         self._peer.disconnect()
         self._work.clear()
         self._copied.clear()
+        self._told_early.clear()
 
     def _hear_aborts(self) -> None:
         """While there is no target to talk to, what is asked of us is still heard."""
@@ -377,6 +379,8 @@ class Mover:
             with self._seat.lock:
                 keys = following.next_slice()
                 if not keys:
+                    if forward == "rows":
+                        self._early(step, select, following.keys)
                     self._line.put(Out("copied", fields={"step": step, "rows": following.rows}))
                     self._copied[step] = following.keys
                     self._line.put(Copied(step))
@@ -384,6 +388,22 @@ class Mover:
                 self._line.put(Out("state", self._bodies(keys), {"step": step}))
             yield
         self._note("copied")
+
+    def _early(self, step: int, select: Select, keys: Collection[Key]) -> None:
+        """What the batch in progress has done so far. The target replays the rest, so that at the cut nothing of it is left."""
+        for out in self._of_batch(step, keys, self._seat.instance.ledger.of(select)):
+            self._line.put(out)
+        self._told_early.add(step)
+
+    def _of_batch(self, step: int, keys: Collection[Key], entries: Iterable[tuple[str, Entry]]) -> Iterator[Out]:
+        """What keys held before the batch in progress, as far as it has changed, and ledger entries of it."""
+        instance = self._seat.instance
+        fields = {"step": step, "progress": instance.progress.to_dict()}
+        batches = instance.state.committed(keys, SLICE_ROWS, SLICE_BYTES)
+        yield Out("committed", (batch.serialize() for batch in batches), fields)
+        for lane, entry in entries:
+            info, body = entry.part(instance.name, instance.progress.batch, lane)
+            yield Out("ledger", iter([body]), {**fields, "entry": info})
 
     def _bodies(self, keys: list[Key]) -> Iterator[Any]:
         """What the keys hold now; made into bytes when it is sent."""
@@ -407,12 +427,10 @@ class Mover:
                     Out("state", self._bodies(whole[at : at + SLICE_KEYS]), {"step": step})
                     for at in range(0, len(whole), SLICE_KEYS)
                 ]
-            batches = instance.state.committed(keys, SLICE_ROWS, SLICE_BYTES)
-            out.append(Out("committed", (batch.serialize() for batch in batches), {"step": step}))
+            early = copied is not None and step in self._told_early
             timers = self._farewell or list(instance.ledger.timers()) if last else []
-            for lane, entry in [*instance.ledger.of(select), *timers]:
-                info, body = entry.part(instance.name, instance.progress.batch, lane)
-                out.append(Out("ledger", iter([body]), {"step": step, "entry": info}))
+            entries = timers if early else [*instance.ledger.of(select), *timers]
+            out += self._of_batch(step, () if early else keys, entries)
             mark, _ = instance.mark_part()
             epochs = {unit: ownership.share(unit).epoch for unit in units}
             released = ownership.outgoing.get(f"{self.order.id}/{step}")

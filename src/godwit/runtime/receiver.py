@@ -8,8 +8,8 @@ have copies here, so that a restart can remove those that never became its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +60,6 @@ ASK_AGAIN_S = 0.02
 BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # taken over at a time from a backup
 
 
-class Arrival:
-    """What has come of a step besides its state, until it is taken up."""
-
-    def __init__(self) -> None:
-        self.committed: list[tuple[pa.RecordBatch, pa.Buffer]] = []
-        self.entries: list[tuple[dict[str, Any], pa.Buffer]] = []
-        self.rest: dict[str, Any] = {}
-
-
 class Receiver:
     """One migration at its target, over as many connections as it takes."""
 
@@ -80,7 +71,7 @@ class Receiver:
         self._port = port
         self._seat = seat
         self._machine = Target(prepared)
-        self._arrivals: dict[int, Arrival] = {}
+        self._rests: dict[int, dict[str, Any]] = {}  # by step: the last that came of it
         self._copies: dict[int, dict[Key, None]] = {}  # by step: keys that lie here as copies
         self._timers: dict[int, list[tuple[str, Entry]]] = {}
         self._writer: Any = None
@@ -180,10 +171,35 @@ class Receiver:
         self._answer("caught_up", step=note["step"], rows=note["rows"])
 
     def _committed(self, note: dict[str, Any], body: Any) -> None:
-        self._arrival(note["step"]).committed.append((self._batch(body), body))
+        """What keys held before the batch in progress."""
+        instance, batch = self._seat.instance, self._batch(body)
+        with self._in_its_batch(note) as same:
+            if same:
+                instance.state.amend(batch)
+                self._log([({"kind": "committed", "op": instance.name, "batch": instance.progress.batch}, body)])
 
     def _ledger(self, note: dict[str, Any], body: Any) -> None:
-        self._arrival(note["step"]).entries.append((note["entry"], body))
+        """What the batch in progress has done; of what timers put out only one host tells, so that waits for the hand-over."""
+        instance, lane = self._seat.instance, note["entry"]["lane"]
+        entry = Entry.from_part(note["entry"], memoryview(body), instance.spec.output_schema)
+        with self._in_its_batch(note) as same:
+            if not same:
+                return
+            if not len(entry.rows):
+                self._timers.setdefault(note["step"], []).append((lane, entry))
+                return
+            taken = instance.ledger.take_over(lane, entry)
+            if taken is not None:
+                info, data = taken.part(instance.name, instance.progress.batch, lane)
+                self._log([(info | {"from": self.origin}, data)])
+
+    @contextmanager
+    def _in_its_batch(self, note: dict[str, Any]) -> Iterator[bool]:
+        """Whether this instance is in the batch that is told of, and not ahead: of a committed batch nobody asks again."""
+        progress = Progress.from_dict(note["progress"])
+        with self._seat.changed:
+            self._log(self._keep_up(progress))
+            yield progress.batch == self._seat.instance.progress.batch
 
     def _released(self, note: dict[str, Any], body: Any) -> None:
         if self._ownership.served(parcels.epochs_of(note["epochs"])):
@@ -194,9 +210,6 @@ class Receiver:
     def _aborted(self, note: dict[str, Any], body: Any) -> None:
         self._handle(AbortHeard(note["step"]))
 
-    def _arrival(self, step: int) -> Arrival:
-        return self._arrivals.setdefault(step, Arrival())
-
     def _batch(self, body: pa.Buffer) -> pa.RecordBatch:
         return pa.ipc.read_record_batch(body, changes_schema(self._seat.instance.key_codec))
 
@@ -205,7 +218,7 @@ class Receiver:
         instance = self._seat.instance
         step, units = note["step"], parcels.units_in(note)
         self._handle(Announced(step, units))
-        self._arrivals[step] = Arrival()
+        self._timers.pop(step, None)
         with self._seat.changed:
             assert instance.ownership is not None
             self._claim(units)
@@ -312,7 +325,7 @@ class Receiver:
         """
         instance = self._seat.instance
         progress, mark = Progress.from_dict(note["mark"]["progress"]), note["mark"]
-        self._arrival(note["step"]).rest = note
+        self._rests[note["step"]] = note
         with self._seat.changed:
             parts = self._keep_up(progress)
             if parts:
@@ -363,47 +376,21 @@ class Receiver:
             self._seat.lsn = self._port.log.append(parts)
 
     def _persist(self, step: int, units: Units) -> None:
-        instance, arrival = self._seat.instance, self._arrival(step)
-        rest = arrival.rest
+        instance, rest = self._seat.instance, self._rests[step]
         with self._seat.changed:
             same_batch = rest["mark"]["progress"]["batch"] == instance.progress.batch
-            parts: list[Part] = self._take_up(step, arrival) if same_batch else []
             instance.merge_watermark(rest["mark"]["watermark"], same_batch)
-            parts.append(instance.mark_part())
             if same_batch and rest["mark"]["fired"] and not instance.fired:
                 instance.fired_elsewhere.append(selects(units, self._ownership))
             apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
             incoming = Incoming(units, self.origin, parcels.epochs_of(rest["epochs"]), apart)
             self._ownership.prepare(f"{self.id}/{step}", incoming)
             instance.staged |= units
-            self._log([*parts, instance.own_part()])
+            self._log([instance.mark_part(), instance.own_part()])
             lsn = self._seat.lsn
             self._seat.changed.notify_all()
         self._port.log.sync(lsn)
         self._handle(Durable(step))
-
-    def _take_up(self, step: int, arrival: Arrival) -> list[Part]:
-        """The ledger of the batch in progress, and what the keys held before it.
-
-        An origin that is a batch behind has neither: nobody asks for a committed batch again.
-        """
-        instance, batch = self._seat.instance, self._seat.instance.progress.batch
-        parts: list[Part] = []
-        if arrival.committed:
-            instance.state.amend([changes for changes, _ in arrival.committed])
-            info = {"kind": "committed", "op": instance.name, "batch": batch}
-            parts += [(info, body) for _, body in arrival.committed]
-        for described, body in arrival.entries:
-            lane = described["lane"]
-            entry = Entry.from_part(described, memoryview(body), instance.spec.output_schema)
-            if not len(entry.rows):
-                self._timers.setdefault(step, []).append((lane, entry))
-                continue
-            taken = instance.ledger.take_over(lane, entry)
-            if taken is not None:
-                part_info, part_body = taken.part(instance.name, batch, lane)
-                parts.append((part_info | {"from": self.origin}, part_body))
-        return parts
 
     def _serve(self, step: int, units: Units) -> None:
         instance = self._seat.instance
@@ -418,7 +405,7 @@ class Receiver:
                 self._log(parts)
             lsn = self._seat.lsn
             self._seat.changed.notify_all()
-        self._arrivals.pop(step, None)
+        self._rests.pop(step, None)
         self._copies.pop(step, None)
         self._port.log.sync(lsn)
         self._answer("served", step=step)
@@ -439,7 +426,7 @@ class Receiver:
             self._unstage(units)
             self._log([instance.own_part()])
             self._seat.changed.notify_all()
-        self._arrivals.pop(step, None)
+        self._rests.pop(step, None)
         self._timers.pop(step, None)
 
     def _unstage(self, units: Units) -> None:

@@ -146,12 +146,12 @@ class ListTable:
     def touched(self) -> Collection[Key]:
         return self._undo
 
-    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
-        lists: dict[Key, list[bytes]] = {}
+    def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
+        self._undo.update(dict.fromkeys(cleared))
         for key, _, value in rows:
-            lists.setdefault(key, []).append(value or b"")
-        for key in keys:
-            self._undo[key] = (lists[key], len(lists[key])) if key in lists else None
+            elements, count = self._undo[key] or ([], 0)
+            elements.append(value or b"")
+            self._undo[key] = (elements, count + 1)
 
     def settle_keys(self, keys: Iterable[Key]) -> None:
         for key in keys:

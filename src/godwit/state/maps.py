@@ -177,12 +177,13 @@ class MapTable:
     def touched(self) -> Collection[Key]:
         return self._undo
 
-    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
-        maps: dict[Key, Entries] = {}
+    def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
+        self._undo.update(dict.fromkeys(cleared))
         for key, sub, value in rows:
-            maps.setdefault(key, {})[sub or b""] = value or b""
-        for key in keys:
-            self._undo[key] = _Undo(maps[key]) if key in maps else None
+            undo = self._undo[key]
+            if undo is None:
+                undo = self._undo[key] = _Undo({})
+            undo.base[sub or b""] = value or b""
 
     def settle_keys(self, keys: Iterable[Key]) -> None:
         for key in keys:

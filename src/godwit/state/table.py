@@ -76,8 +76,8 @@ class Table(Protocol):
         """Keys that have changed since the last settled moment."""
         ...
 
-    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
-        """Of these keys the rows, and nothing else, are what they held at the last settled moment."""
+    def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
+        """What keys held at the last settled moment: the cleared ones nothing but these rows, and those of later calls."""
         ...
 
     def settle_keys(self, keys: Iterable[Key]) -> None:

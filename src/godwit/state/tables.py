@@ -232,23 +232,20 @@ class KeyedState:
             for block in _blocks(rows, rows_max, bytes_max):
                 yield self._put_batch(table.var, block)
 
-    def amend(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Take up what `committed` gave: what the keys named in it held at the last settled moment."""
-        keys: dict[int, dict[Key, None]] = {}
+    def amend(self, batch: pa.RecordBatch) -> None:
+        """Take up one of the batches that `committed` gave, in their order."""
+        columns: list[list[Any]] = [column.to_pylist() for column in batch.columns[COLUMN_VAR:]]
+        keys = self.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
+        cleared: dict[int, list[Key]] = {}
         rows: dict[int, list[Row]] = {}
-        for batch in batches:
-            *_, variables, ops, subs, values = batch.columns
-            found = self.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
-            columns: Iterable[Any] = zip(
-                found, variables.to_pylist(), ops.to_pylist(), subs.to_pylist(), values.to_pylist(), strict=True
-            )
-            for key, var, op, sub, value in columns:
-                keys.setdefault(var, {})[key] = None
-                if op == PUT:
-                    rows.setdefault(var, []).append((key, sub, value))
+        for key, var, op, sub, value in zip(keys, *columns, strict=True):
+            if op == PUT:
+                rows.setdefault(var, []).append((key, sub, value))
+            else:
+                cleared.setdefault(var, []).append(key)
         for table in self._tables.values():
-            if table.var in keys:
-                table.amend(list(keys[table.var]), rows.get(table.var, ()))
+            if table.var in cleared or table.var in rows:
+                table.amend(cleared.get(table.var, ()), rows.get(table.var, ()))
 
     def settle_keys(self, keys: Sequence[Key]) -> None:
         """What these keys hold now is committed."""

@@ -119,11 +119,10 @@ class Timers:
     def touched(self) -> Collection[Key]:
         return self._undo
 
-    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
-        times: dict[Key, list[int]] = {key: [] for key in keys}
+    def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
+        self._undo.update(dict.fromkeys(cleared, ()))
         for key, sub, _ in rows:
-            times[key].append(timer_ms(sub or b""))
-        self._undo.update({key: tuple(sorted(found)) for key, found in times.items()})
+            self._undo[key] = tuple(sorted((*self._undo[key], timer_ms(sub or b""))))
 
     def settle_keys(self, keys: Iterable[Key]) -> None:
         for key in keys:

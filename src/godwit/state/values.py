@@ -153,9 +153,9 @@ class ValueTable:
     def touched(self) -> Collection[Key]:
         return self._undo.before()
 
-    def amend(self, keys: Sequence[Key], rows: Iterable[Row]) -> None:
+    def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
         undo = self._undo.before()
-        undo.update(dict.fromkeys(keys))
+        undo.update(dict.fromkeys(cleared))
         undo.update({key: value for key, _, value in rows})
 
     def settle_keys(self, keys: Iterable[Key]) -> None:
