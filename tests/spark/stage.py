@@ -44,16 +44,22 @@ class Stage:
     """`ballast_bytes` of state beside each key's count make it slow to move, where a bandwidth cap is given."""
 
     def __init__(
-        self, spark: SparkSession, root: Path, work: KeyCount | int = 9_000, hosts: int = 2, ballast_bytes: int = 0
+        self,
+        spark: SparkSession,
+        root: Path,
+        work: KeyCount | int = 9_000,
+        hosts: int = 2,
+        ballast_bytes: int = 0,
+        **options: Any,
     ) -> None:
-        self.spark, self.root = spark, root
+        self.spark, self.root, self.options = spark, root, options
         self.work = KeyCount(work, keys=120, per_batch=250) if isinstance(work, int) else work
         self.ballast_bytes = ballast_bytes
         self.sink = Kept()
         self.open(hosts)
 
     def open(self, hosts: int) -> None:
-        self.flock = godwit.Flock(self.spark, hosts=hosts, checkpoint=self.root / "flock")
+        self.flock = godwit.Flock(self.spark, hosts=hosts, checkpoint=self.root / "flock", **self.options)
 
     def define(self) -> None:
         processor = HeavyCount(self.ballast_bytes) if self.ballast_bytes else Count()

@@ -38,6 +38,7 @@ class Controller:
         token: str,
         admit: Callable[[dict[str, Any]], None],
         active_scopes: Callable[[], list[str]],
+        lost: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._operators: dict[str, tuple[Operator, Routing | None]] = {}
         self._hosts: dict[str, Registered] = {}
@@ -45,9 +46,11 @@ class Controller:
         self._changed = threading.Condition()
         self._admit = admit
         self._active_scopes = active_scopes
+        self._lost = lost
         actions = {
             "register": self._action_register,
             "failed": self._action_failed,
+            "lost": self._action_lost,
             "definitions": self._action_definitions,
             "admit": self._action_admit,
             "active_scopes": lambda _: {"scopes": self._active_scopes()},
@@ -122,6 +125,10 @@ class Controller:
             self._failures[request["host"]] = from_json(request["error"])
             self._changed.notify_all()
         return {}
+
+    def _action_lost(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A host that is being started again asks whether it is still needed."""
+        return {"taken_over": self._lost(request["host"])}
 
     def _action_definitions(self, _: dict[str, Any]) -> dict[str, Any]:
         with self._changed:

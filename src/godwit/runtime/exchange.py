@@ -82,7 +82,7 @@ class Exchange:
         def ready() -> bool:
             fires = carries and not instance.fired
             same = instance.progress.judge(request) is Verdict.SAME and not fires
-            return same or not instance.between_owners or self._stopping()
+            return same or not (instance.between_owners or seat.inheriting) or self._stopping()
 
         with seat.changed:
             if instance.spec.time_mode != "none" and not ready():

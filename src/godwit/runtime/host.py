@@ -39,6 +39,7 @@ from godwit.runtime.orders import Port
 from godwit.runtime.seats import Seats
 from godwit.runtime.upkeep import Upkeep
 from godwit.runtime.watch import Watch
+from godwit.runtime.wills import check_alive
 from godwit.state.changelog import Changelog, Durability
 from godwit.state.changes import changes_schema
 from godwit.state.ledger import with_rows
@@ -83,6 +84,7 @@ class Host:
         """Serve until told to stop; everything is released when this returns."""
         began = time.monotonic()
         check_owner(self.config.checkpoint, self.config.incarnation)
+        check_alive(self.directory)
         self.log, recovered = Changelog.open(
             self.directory, self.config.durability, segment_bytes_max=self.config.segment_bytes_max
         )

@@ -236,6 +236,10 @@ class Mover:
             self._send(item)
 
     def _send(self, out: Out) -> None:
+        if PROTOCOLS[self.order.protocol].kept:  # its copies may outlive this host: they must not be ahead of the log
+            with self._seat.lock:
+                lsn = self._seat.lsn
+            self._port.log.sync(lsn)
         sent = self._peer.send(out)
         if out.forwarded:
             self.figures.rows_forwarded += out.forwarded

@@ -12,11 +12,12 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import DefinitionError, MalformedRequest
+from godwit.errors import DefinitionError, HostUnavailable, MalformedRequest
 from godwit.migration.events import AbortAsked, HandoverAsked
 from godwit.migration.origin import PROTOCOLS, register
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
+from godwit.runtime.heir import Heir
 from godwit.runtime.mover import Mover, union
 from godwit.runtime.orders import Order, Port
 from godwit.runtime.receiver import Receiver, scan
@@ -37,6 +38,7 @@ class Moves:
         self._seat_of = seat_of
         self._movers: dict[str, Mover] = {}
         self._receivers: dict[str, Receiver] = {}
+        self._heirs: dict[str, Heir] = {}
         self._lock = threading.Lock()
 
     def actions(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
@@ -49,6 +51,10 @@ class Moves:
             "ownership": self._ownership,
             "waits": self._waits,
             "load": self._load,
+            "inherit": self._inherit,
+            "inheritance": self._inheritance,
+            "inherited": self._inherited,
+            "disinherit": self._disinherit,
         }
 
     # -- after a restart ---------------------------------------------------------------------------------------------
@@ -201,11 +207,65 @@ class Moves:
         with self._lock:
             receiver = self._receivers.get(migration)
             if receiver is None:
-                receiver = Receiver(self._port, seat, migration, wire.field(header, "origin", str))
+                origin = wire.field(header, "origin", str)
+                receiver = Receiver(self._port, seat, migration, origin, kept=bool(header.get("kept")))
                 self._receivers[migration] = receiver
         receiver.serve(reader, writer)
         with self._lock:
             if receiver.settled and self._receivers.pop(migration, None) is receiver:
+                receiver.close()
+
+    # -- an heir's side ----------------------------------------------------------------------------------------------
+
+    def _inherit(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Begin to take over keys of a host that was lost, from the log it has left."""
+        name = wire.field(request, "name", str)
+        with self._lock:
+            if name not in self._heirs:
+                self._heirs[name] = Heir(self._port, request, self._seat_of, self._receiver)
+        return {}
+
+    def _receiver(self, migration: str, origin: str, seat: Seat, units: Units) -> Receiver:
+        """For keys of a lost host; with the copies of them that stand here."""
+        receiver = Receiver(self._port, seat, migration, origin)
+        instance = seat.instance.name
+        for other in [r for r in self._receivers.values() if r.origin == origin and r.operator == instance]:
+            if receiver.adopt(other, units):
+                break
+        self._receivers[migration] = receiver
+        return receiver
+
+    def _inheritance(self, request: dict[str, Any]) -> dict[str, Any]:
+        """How it stands: at once if it is read or has failed, else after a while."""
+        heir = self._heir(request)
+        with heir.changed:
+            heir.changed.wait_for(lambda: heir.state != "reading", float(request.get("wait_s") or 0.0))
+        reason = None if heir.failure is None else heir.failure.to_json()
+        return {"state": heir.state, "reason": reason, **heir.figures()}
+
+    def _inherited(self, request: dict[str, Any]) -> dict[str, Any]:
+        heir = self._heir(request)
+        served = heir.serve()
+        self._part_from(heir)
+        return {"served": served}
+
+    def _disinherit(self, request: dict[str, Any]) -> dict[str, Any]:
+        heir = self._heir(request)
+        heir.give_up()
+        self._part_from(heir)
+        return {}
+
+    def _heir(self, request: dict[str, Any]) -> Heir:
+        heir = self._heirs.get(wire.field(request, "name", str))
+        if heir is None:
+            raise HostUnavailable("this host knows nothing of the takeover: it has restarted", host=self._port.host)
+        return heir
+
+    def _part_from(self, heir: Heir) -> None:
+        with self._lock:
+            self._heirs.pop(heir.name, None)
+            for receiver in heir.receivers():
+                self._receivers.pop(receiver.id, None)
                 receiver.close()
 
     # -- looking in --------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from godwit.errors import GodwitError, from_json
 from godwit.migration.events import Declined, Event, Missing, Offered, Prepared, Served, Wanted
+from godwit.migration.origin import PROTOCOLS
 from godwit.runtime import parcels
 from godwit.runtime.leases import check_owner, host_directory, read_lease
 from godwit.runtime.orders import Order, Port
@@ -102,7 +103,10 @@ class Peer:
         self.connection += 1
         try:
             self._writer, reader = self._client.exchange(
-                migration=self._order.id, operator=self._order.operator, origin=self._port.host
+                migration=self._order.id,
+                operator=self._order.operator,
+                origin=self._port.host,
+                kept=PROTOCOLS[self._order.protocol].kept,
             )
             self._writer.begin(parcels.SCHEMA)
             parcels.write(self._writer, "hello")

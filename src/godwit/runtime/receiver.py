@@ -37,7 +37,7 @@ from godwit.migration.events import (
     ReleaseHeard,
     Serve,
 )
-from godwit.migration.target import Target
+from godwit.migration.target import Phase, Target
 from godwit.model.ownership import Incoming
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
@@ -48,6 +48,7 @@ from godwit.runtime.prompt import prompt
 from godwit.runtime.rows import Times
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
+from godwit.runtime.wills import read_will, step_name
 from godwit.runtime.work import Part, Work
 from godwit.state.backup import state_at
 from godwit.state.changes import COLUMN_VAR, changes_schema
@@ -57,6 +58,8 @@ from godwit.transport import wire
 from godwit.transport.flight import GONE, Client
 
 ASK_AGAIN_S = 0.02
+ORPHAN_WAIT_S = 2.0  # until the end of a connection is noticed whose other side is gone
+ORPHAN_ASK_S = 0.05  # copies whose origin is back are dropped, and made anew by it
 BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # taken over at a time from a backup
 
 
@@ -64,7 +67,13 @@ class Receiver:
     """One migration at its target, over as many connections as it takes."""
 
     def __init__(
-        self, port: Port, seat: Seat, migration: str, origin: str, prepared: dict[int, Units] | None = None
+        self,
+        port: Port,
+        seat: Seat,
+        migration: str,
+        origin: str,
+        prepared: dict[int, Units] | None = None,
+        kept: bool = False,
     ) -> None:
         self.id = migration
         self.origin = origin
@@ -74,6 +83,9 @@ class Receiver:
         self._rests: dict[int, dict[str, Any]] = {}  # by step: the last that came of it
         self._copies: dict[int, dict[Key, None]] = {}  # by step: keys that lie here as copies
         self._timers: dict[int, list[tuple[str, Entry]]] = {}
+        self._standing: dict[int, int] = {}  # by step of a standby: the batch in which it was last heard of
+        self._kept = kept
+        self.orphaned = False  # the origin of a standby is away, and its copies are still here
         self._writer: Any = None
         self._writing = threading.Lock()
         self._serving = threading.Lock()
@@ -91,6 +103,7 @@ class Receiver:
         The next one waits until the end of this one is dealt with: what it brings must not be dropped as left over from this.
         """
         with self._serving, prompt():
+            self.drop_copies()
             self._converse(reader, writer)
 
     def _converse(self, reader: Any, writer: Any) -> None:
@@ -100,22 +113,43 @@ class Receiver:
                 message = reader.read_chunk()
                 note = wire.unpack(message.app_metadata)
                 if note["kind"] == "hello":
-                    self._greet(writer)
+                    self.greet(writer)
                     continue
                 try:
-                    with self._acting:
-                        self._take(note, message)
+                    self.tell(note, parcels.body_of(message) if message.data is not None else None)
                 except GodwitError as error:
                     self._answer("failed", error=error.at(host=self._port.host).to_json())
         except (StopIteration, GodwitError, *GONE):
             return
         finally:
-            with self._writing:
-                self._writer = None
-            with self._acting:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Copies of a standby stay until their origin is back: if it is lost for good, this host may be its heir."""
+        with self._writing:
+            self._writer = None
+        with self._acting:
+            self.orphaned = self._kept and self.following is not None
+            if not self.orphaned:
+                self._handle(OriginLost())
+                return
+        threading.Thread(target=self._await_origin, name="godwit-orphan", daemon=True).start()
+
+    def _await_origin(self) -> None:
+        pause = threading.Event()
+        while self.orphaned and not self._port.stopping():
+            if ask_outcome(self._port, self.origin, self._seat.instance.name, f"{self.id}/0") != "away":
+                self.drop_copies()
+            pause.wait(ORPHAN_ASK_S)
+
+    def drop_copies(self) -> None:
+        """Of a standby whose origin is back, or whose copies are of no use."""
+        with self._acting:
+            if self.orphaned:
+                self.orphaned = False
                 self._handle(OriginLost())
 
-    def _greet(self, writer: Any) -> None:
+    def greet(self, writer: Any) -> None:
         """Nothing is said before this. Who asks the origin for an outcome may hear of it, and say so, at any time."""
         with self._writing, suppress(*GONE, pa.ArrowInvalid):
             writer.write_metadata(wire.pack("hello"))
@@ -124,7 +158,49 @@ class Receiver:
     @property
     def settled(self) -> bool:
         """Whether nothing of it is open here any more."""
-        return self._writer is None and self._machine.settled
+        return self._writer is None and self._machine.settled and not self.orphaned
+
+    # -- copies of a standby whose origin is lost --------------------------------------------------------------------
+
+    @property
+    def following(self) -> int | None:
+        """The batch of which the copies were last heard: all before it they have. None if some do not stand."""
+        steps = self._machine.steps
+        stand = all(at in self._standing and step.phase is Phase.ABSENT for at, step in steps.items())
+        return min(self._standing.values()) if steps and stand else None
+
+    def adopt(self, other: Receiver, units: Units) -> bool:
+        """Take over the copies that another migration has brought here; False if they are not all of these units."""
+        if not other._serving.acquire(timeout=ORPHAN_WAIT_S):
+            return False  # its origin is there, as far as can be seen from here
+        try:
+            with other._acting, self._acting, self._seat.changed:
+                return self._adopted(other, units)
+        finally:
+            other._serving.release()
+
+    def _adopted(self, other: Receiver, units: Units) -> bool:
+        staged = self._seat.staging.get(other.id, Units())
+        if not other.orphaned or units - staged:
+            return False
+        self._standing = {0: other.following or 0}
+        self._copies[0] = {key: None for copies in other._copies.values() for key in copies}
+        self._seat.staging[self.id] = units
+        self._seat.staging[other.id] = staged - units
+        other._machine, other._copies, other.orphaned = Target(), {}, False
+        self._handle(Announced(0, units))
+        return True
+
+    def drop_adopted(self) -> None:
+        """All of it is told anew, and the log no longer tells what has been removed meanwhile."""
+        with self._acting, self._seat.changed:
+            if self._standing:
+                self._drop_keys(list(self._copies.pop(0, {})))
+                self._standing.clear()
+
+    @property
+    def operator(self) -> str:
+        return self._seat.instance.name
 
     def close(self) -> None:
         with self._seat.lock:
@@ -144,11 +220,16 @@ class Receiver:
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
-    def _take(self, note: dict[str, Any], message: Any) -> None:
-        body = parcels.body_of(message) if message.data is not None else None
+    def tell(self, note: dict[str, Any], body: Any) -> None:
+        """What an origin says, or the log that one has left behind."""
+        with self._acting:
+            self._take(note, body)
+
+    def _take(self, note: dict[str, Any], body: Any) -> None:
         {
             "offer": self._offer,
             "step": self._announced,
+            "reached": self._reached,
             "state": self._state,
             "backup": self._backup,
             "changes": self._changes,
@@ -167,7 +248,13 @@ class Receiver:
             self._claim(units)
         self._handle(Promised(units))
 
+    def _reached(self, note: dict[str, Any], body: Any) -> None:
+        """So far the origin has come."""
+        with self._seat.changed:
+            self._log(self._keep_up(Progress.from_dict(note["progress"])))
+
     def _copied(self, note: dict[str, Any], body: Any) -> None:
+        self._standing.setdefault(note["step"], self._seat.instance.progress.batch)
         self._answer("caught_up", step=note["step"], rows=note["rows"])
 
     def _committed(self, note: dict[str, Any], body: Any) -> None:
@@ -271,6 +358,8 @@ class Receiver:
         batch = self._batch(body)
         keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
         self._note_keys(note["step"], keys)
+        if note["step"] in self._standing:
+            self._standing[note["step"]] = max(progress.batch, self._standing[note["step"]])
         with self._seat.changed:
             parts = self._keep_up(progress)
             instance.state.replay(batch)
@@ -460,7 +549,12 @@ class Receiver:
 
 
 def ask_outcome(port: Port, origin: str, operator: str, step: str) -> str:
-    lease = read_lease(host_directory(port.checkpoint, origin))
+    """Of a host that was lost for good, its will says it."""
+    directory = host_directory(port.checkpoint, origin)
+    will = read_will(directory)
+    if will is not None:
+        return "released" if step == step_name(will[0], operator) else "kept"
+    lease = read_lease(directory)
     if lease is None or lease.incarnation != port.incarnation:
         return "away"
     client = Client(lease.address, port.token)

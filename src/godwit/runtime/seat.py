@@ -35,6 +35,7 @@ class Seat:
     told: list[Callable[[Event], None]] = field(default_factory=list)  # movers: told when a batch begins
     wanted: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: told what rows wait for
     staging: dict[str, Units] = field(default_factory=dict)  # by migration: of what it has copies here
+    inheriting: bool = False  # keys of a lost host are being taken over
     stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
 
     def stalled(self, waited_ms: float, rows: int) -> None:

@@ -83,7 +83,7 @@ class Carrier:
         began_s = time.monotonic()
         self._begin(migration, course, order, protocol, left)
         answer = self._follow(migration, course, PROTOCOLS[protocol].kept)
-        if answer is None or course.left:
+        if course.left:
             self._learn(course, self._settle(course, left))
         course.reason = "the origin restarted" if answer is None else str(answer.get("reason") or "")
         course.try_ended()
@@ -116,7 +116,12 @@ class Carrier:
     def _follow(self, migration: Migration, course: Course, kept: bool) -> dict[str, Any] | None:
         """Until the origin says that it has ended; None if it knows nothing of it any more."""
         while True:
-            answer = self._hosts.ask(course.move.origin, "migration", id=course.attempt, wait_s=ANSWER_WAIT_S)
+            try:
+                answer = self._hosts.ask(course.move.origin, "migration", id=course.attempt, wait_s=ANSWER_WAIT_S)
+            except HostUnavailable:
+                if course.left:
+                    raise
+                return None  # it was lost, and its copies have taken over
             if answer["state"] == "unknown":
                 return None
             migration.heard(course, answer)

@@ -54,6 +54,7 @@ from godwit.spark.operators import (
 from godwit.spark.owners import Owners, RoutingView
 from godwit.spark.reconfigure import Reconfiguration
 from godwit.spark.requests import MoveOptions, asked_units
+from godwit.spark.rescuing import Recovery, Rescuer
 from godwit.spark.state_view import state_frame
 from godwit.spark.status import flock_status
 from godwit.state.changelog import Durability
@@ -83,6 +84,8 @@ class Flock:
     bind: the address hosts listen on; loopback unless the executors are on other machines.
     groups: into how many parts the keys are divided; hosts own whole groups. Fixed when the checkpoint is made.
     segment_bytes_max: how large a file of a host's changelog grows before the next one is begun.
+    recovery: what happens when a host is lost. "storage": it is started again from its changelog. "parallel": the other hosts
+        take over its keys at once, each a part, and a new host joins in its place. Copies of a standby take over in any case.
     wait_s: how long a task waits for a host that is down before it fails.
     onGap: "error" refuses a start when Spark ran batches that this state has not seen, "accept" takes it.
     """
@@ -101,8 +104,9 @@ class Flock:
         onGap: Literal["error", "accept"] = "error",
         segment_bytes_max: int = 64 << 20,
         wait_s: float = 60.0,
+        recovery: Recovery = "storage",
     ) -> None:
-        check_arguments(hosts, durability, groups, onGap, token)
+        check_arguments(hosts, durability, groups, onGap, token, recovery)
         check_session(spark)
         check_slots(spark, hosts)
         self._spark = spark
@@ -116,7 +120,7 @@ class Flock:
         self._closing = threading.Lock()
         self._closed = False
         self._admission = Admission(spark, onGap == "accept")
-        self._controller = Controller(bind, self._settings.token, self._admit, self._active_scopes)
+        self._controller = Controller(bind, self._settings.token, self._admit, self._active_scopes, self._lost)
         self._hosts = Hosts(self._job, self._controller, self._settings.token)
         self._history = History(self._home.path)
         self._owners = Owners(self._home, self._hosts, self._history)
@@ -125,6 +129,17 @@ class Flock:
         )
         carrier = Carrier(self._hosts, self._owners, self._history, self._operators.__contains__)
         self._changes = Reconfiguration(self._owners, self._members, carrier, self._history, self._incarnation)
+        self._rescuer = Rescuer(
+            self._home,
+            self._hosts,
+            self._owners,
+            self._members,
+            self._changes,
+            self._history,
+            recovery,
+            durability,
+            self._active_scopes,
+        )
         timers.register(spark)
         atexit.register(self.close)
         try:
@@ -156,7 +171,10 @@ class Flock:
             self._incarnation,
             None if "GODWIT_TEST_NO_OWNERSHIP" in os.environ else self._home.routing,  # what ownership costs at rest
         )
-        return HostJob(self._spark.sparkContext, self._home.flock, config, self._controller)
+        return HostJob(self._spark.sparkContext, self._home.flock, config, self._controller, self._lost)
+
+    def _lost(self, host: str) -> bool:
+        return self._rescuer.lost(host)
 
     def close(self) -> None:
         """Stop the queries that use this flock, then the hosts; nothing is left running. Calling it again does nothing."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pyspark import InheritableThread, SparkContext
+from pyspark import InheritableThread, SparkContext, TaskContext
 
 from godwit.errors import Bug, CheckpointUnusable, Fenced, GodwitError, HostUnavailable
 from godwit.runtime.controller import Controller
@@ -28,12 +28,25 @@ def serve(config: HostConfig) -> None:
     """The body of a host task: serve until stopped; an error that a user must see goes to the controller too."""
     host = Host(config, lambda: time.time_ns() // 1_000_000)
     try:
-        host.run()
+        if not _taken_over(config):
+            host.run()
     except Exception as error:
         told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
         write_failure(host_directory(config.checkpoint, config.host), told.at(host=config.host))
         _tell(config, told)
         raise
+
+
+def _taken_over(config: HostConfig) -> bool:
+    """Spark itself starts a task again that has failed: then the driver has not heard yet that the host was lost."""
+    task = TaskContext.get()
+    if task is None or task.attemptNumber() == 0:
+        return False
+    client = Client(config.controller, config.token)
+    try:
+        return bool(client.call("lost", host=config.host)["taken_over"])
+    finally:
+        client.close()
 
 
 def _tell(config: HostConfig, error: GodwitError) -> None:
@@ -49,8 +62,16 @@ def _tell(config: HostConfig, error: GodwitError) -> None:
 class HostJob:
     """One host, kept running by a thread on the driver."""
 
-    def __init__(self, context: SparkContext, flock: str, config: HostConfig, controller: Controller) -> None:
+    def __init__(
+        self,
+        context: SparkContext,
+        flock: str,
+        config: HostConfig,
+        controller: Controller,
+        lost: Callable[[str], bool],
+    ) -> None:
         self.config = config
+        self._lost = lost
         self.restarts = 0
         self.gave_up = False
         self.last_end = ""
@@ -68,6 +89,8 @@ class HostJob:
         while not self._stopping.is_set():
             before = self._generation()
             self._run_once()
+            if self._generation() > before and not self._stopping.is_set() and self._lost(self.config.host):
+                return
             failures = 0 if self._generation() > before else failures + 1
             if (failures > FAILURES_MAX and not self._may_mend()) or self._replaced():
                 self.gave_up = not self._stopping.is_set()
@@ -172,6 +195,14 @@ class Hosts:
             if job.join(10.0):
                 job.clear_up()
             self._controller.forget(job.config.host)
+
+    def part_from(self, name: str) -> None:
+        """It was lost, and is not started again."""
+        with self._lock:
+            job = self._jobs.pop(name, None)
+        if job is not None:
+            job.stop()
+        self._controller.forget(name)
 
     def close(self) -> None:
         self.closing.set()

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from godwit.errors import InvariantBroken
 from godwit.runtime.codeless import codeless
 from godwit.runtime.controller import operator_json
+from godwit.runtime.leases import host_directory
+from godwit.runtime.wills import read_will
 from godwit.spark.history import History
 from godwit.spark.home import Home
 from godwit.spark.hosting import Hosts
@@ -51,12 +54,38 @@ class Membership:
 
     def open(self) -> None:
         """Start the hosts of the roster, and make the tables anew from what they say."""
+        lost = [host for host in self.hosts() if read_will(self._directory(host)) is not None]
+        if lost:  # an application ended right after it had dealt out what they had
+            self._home.keep_roster([host for host in self.hosts() if host not in lost])
         self._hosts.start(self.hosts())
+        for host in lost:
+            self._wait_inherited(host)
         self._owners.rebuild()
         self._even_marks(self.hosts())
         self._tell_roster()
 
+    def _directory(self, host: str) -> Path:
+        return host_directory(str(self._home.path), host)
+
+    def _wait_inherited(self, lost: str) -> None:
+        """Until the heirs that were down have found the will, and own what it gives them."""
+        will = read_will(self._directory(lost))
+        for heir, share in {} if will is None else will[1].items():
+            for operator in share if heir in self.hosts() else ():
+                own = self._owners.ask(heir, operator)
+                while own is not None and any(step.origin == lost for step in own.incoming.values()):
+                    self._hosts.closing.wait(ASK_GAP_S)
+                    own = self._owners.ask(heir, operator)
+
     # -- joining and leaving -----------------------------------------------------------------------------------------
+
+    def lost(self, name: str) -> None:
+        """What it owned has other owners; it is not started again."""
+        with self.changing:
+            self._owners.parted([name])
+            self._home.keep_roster([host for host in self.hosts() if host != name])
+            self._hosts.part_from(name)
+        self._tell_roster()
 
     def join(self, names: Sequence[str]) -> None:
         with self.changing:

@@ -112,6 +112,26 @@ class Reconfiguration:
             kept = [request.migration for request in self._line if request.migration.kind == "standby"]
         return [(one, course) for one in kept for course in one.courses if course.stood and not course.over]
 
+    def copies_of(self, host: str) -> dict[str, dict[str, Units]]:
+        """Of what this host owns, copies that stand: by operator and by the host that has them."""
+        found: dict[str, dict[str, Units]] = {}
+        for _, course in self._copies():
+            if course.move.origin == host:
+                share = found.setdefault(course.move.operator, {})
+                share[course.move.target] = share.get(course.move.target, Units()) | course.move.units
+        return found
+
+    def taken_over(self, host: str) -> None:
+        """What this host had has other owners: there is nothing left to copy from it."""
+        for _, course in self._copies():
+            if course.move.origin == host:
+                course.moved |= {unit: 0 for unit in course.move.units if unit not in course.moved}
+
+    def under_way(self) -> bool:
+        """Whether something is being moved, besides copies that stand."""
+        with self._turn:
+            return any(not request.migration.standing for request in self._line)
+
     # -- the line ----------------------------------------------------------------------------------------------------
 
     def _submit(self, kind: str, planned: Planned, options: Options, **asked: Any) -> Migration:

@@ -49,6 +49,11 @@ def position_sub(position: int) -> bytes:
     return _U64.pack(position)
 
 
+def position(sub: bytes) -> int:
+    found: int = _U64.unpack(sub)[0]
+    return found
+
+
 def timer_sub(expiry_ms: int) -> bytes:
     """The sub of a timer."""
     return _U64.pack(expiry_ms + _SIGN)

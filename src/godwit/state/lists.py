@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgpack
 import pyarrow as pa
 
-from godwit.state.changes import CLEAR, PUT, Changes, position_sub
+from godwit.state.changes import CLEAR, PUT, Changes, position, position_sub
 from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
@@ -82,12 +82,19 @@ class ListTable:
             self.clear(key)
 
     def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
-        rows: Iterable[Any] = zip(ops.tolist(), keys, values.to_pylist(), strict=True)
-        for op, key, value in rows:
+        """An element that is there already stays: rows may be replayed on top of what they, and later ones, have led to."""
+        rows: Iterable[Any] = zip(ops.tolist(), keys, subs.to_pylist(), values.to_pylist(), strict=True)
+        for op, key, sub, value in rows:
             if op == PUT:
-                self._staged(key).elements.append(value)
+                staged = self._staged(key)
+                if position(sub) >= self._length(key, staged):
+                    staged.elements.append(value)
             else:
                 self.clear(key)
+
+    def _length(self, key: Key, staged: _Staged) -> int:
+        base = None if staged.replaces else self.shelf.get(key)
+        return len(staged.elements) + (0 if base is None else len(base))
 
     def expire(self, now_ms: int) -> None:
         if self._expiry is None:

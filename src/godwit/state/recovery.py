@@ -7,7 +7,7 @@ must not know how state is kept nor how frames are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final
 from godwit.errors import CheckpointCorrupt, GodwitError
 from godwit.state.damage import corrupt, unusable
 from godwit.state.frames import BLOCK_BYTES, Frame, FrameReader, Part
-from godwit.state.manifest import Fence, Manifest, Stored, claim, newest_manifest, sweep, write_manifest
+from godwit.state.manifest import Fence, Manifest, Stored, claim, newest_manifest, read_manifest, sweep, write_manifest
 from godwit.state.segments import Durability, FileName, sync_directory, sync_path
 
 _STANDING: Final = frozenset(("define", "mark", "own", "drop"))
@@ -73,6 +73,44 @@ class Recovered:
                     yield part
         self.read_to_end = True
 
+    def last_words(self) -> Standing:
+        """What stands at the end, without reading it all: every segment begins with what stood then."""
+        standing = Standing()
+        stored = self._manifest.segments[-1:] or self._manifest.snapshots
+        for each in stored:
+            with self._open(each) as reader:
+                for _, _, infos in reader.outlines():
+                    for info in infos:
+                        if info.get("kind") in _STANDING:
+                            standing.observe(Part(info, b""))
+        return standing
+
+    def tail(self, batches: Mapping[str, int]) -> Iterator[Part] | None:
+        """All parts of these operators' batches, or later ones; None if some of them have been merged into snapshots."""
+        begin = next(
+            (
+                at
+                for at, stored in reversed([*enumerate(self._manifest.segments)])
+                if self._begins_before(stored, batches)
+            ),
+            None,
+        )
+        if begin is None:
+            return None
+        return (part for stored in self._manifest.segments[begin:] for part in self._parts_of(stored))
+
+    def _begins_before(self, stored: Stored, batches: Mapping[str, int]) -> bool:
+        with self._open(stored) as reader:
+            first = next(reader.outlines(), None)
+        infos = [] if first is None else first[2]
+        marks = {info["op"]: info["batch"] for info in infos if info.get("kind") == "mark"}
+        return all(marks.get(operator, -1) < batch for operator, batch in batches.items())
+
+    def _parts_of(self, stored: Stored) -> Iterator[Part]:
+        with self._open(stored) as reader:
+            for frame in reader.frames():
+                yield from frame.parts
+
     def _frames(self) -> Iterator[Frame]:
         for stored in self._manifest.snapshots:
             with self._open(stored) as reader:
@@ -92,6 +130,11 @@ class Recovered:
         except CheckpointCorrupt:
             Fence(self._directory, self.generation).check()  # a newer generation may have removed it
             raise
+
+
+def left_behind(directory: Path, generation: int, next_lsn: int) -> Recovered:
+    """What this generation found when it took the directory over, for others to read; nobody writes there any more."""
+    return Recovered(directory, read_manifest(directory, generation), next_lsn)
 
 
 def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recovered]:

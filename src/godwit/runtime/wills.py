@@ -1,0 +1,66 @@
+"""Who gets what a lost host owned: one small file in its directory, written once, and the commit point of a takeover.
+
+It stands for the `released` that the host can no longer write. As long as it is not there, whoever starts the host anew owns
+everything; from then on the heirs do, and the host is never started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from godwit.errors import StaleGeneration
+from godwit.model.units import Units
+from godwit.state.damage import unusable
+from godwit.state.segments import sync_directory
+
+FILE = "will.json"
+
+Shares = Mapping[str, Mapping[str, Units]]  # by heir, by operator
+
+
+def write_will(directory: Path, name: str, shares: Shares) -> None:
+    """Durable when this returns, whatever the durability of the rest."""
+    heirs = {heir: {op: units.to_dict() for op, units in share.items()} for heir, share in shares.items()}
+    temporary = directory / f"{FILE}.{os.getpid()}.tmp"
+    try:
+        with temporary.open("w") as file:
+            json.dump({"name": name, "heirs": heirs}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(directory / FILE)
+        sync_directory(directory)
+    except OSError as error:
+        raise unusable("write", directory / FILE, error) from error
+
+
+def read_will(directory: Path) -> tuple[str, dict[str, dict[str, Units]]] | None:
+    try:
+        found: dict[str, Any] = json.loads((directory / FILE).read_text())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unusable("read", directory / FILE, error) from error
+    shares = found["heirs"].items()
+    return found["name"], {heir: {op: Units.from_dict(units) for op, units in share.items()} for heir, share in shares}
+
+
+def check_alive(directory: Path) -> None:
+    if read_will(directory) is not None:
+        raise StaleGeneration(
+            "this host was lost, and others own what it had",
+            todo="Nothing: it is not started again",
+            host=directory.name,
+        )
+
+
+def step_name(will: str, operator: str) -> str:
+    """As the heir has it among what it has prepared: a migration of one step."""
+    return f"{migration_name(will, operator)}/0"
+
+
+def migration_name(will: str, operator: str) -> str:
+    return f"{will}.{operator}"

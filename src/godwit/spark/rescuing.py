@@ -1,0 +1,130 @@
+"""What happens when a host is lost: others take over its keys at once, or it is started again from its changelog.
+
+That it is lost is Spark's word: its task has ended. Whoever that was wrong about is fenced before anything else is done. Taking
+over is never the only way: whatever stands against it, or goes wrong before the will is written, starts the host again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+
+from godwit.control.moves import spans
+from godwit.errors import GodwitError, HostUnavailable
+from godwit.model.units import Units
+from godwit.runtime import rescue
+from godwit.runtime.leases import host_directory
+from godwit.runtime.rescue import Estate
+from godwit.spark.history import History
+from godwit.spark.home import Home
+from godwit.spark.hosting import Hosts
+from godwit.spark.membership import Membership
+from godwit.spark.owners import Owners
+from godwit.spark.reconfigure import Reconfiguration
+from godwit.state.segments import Durability
+
+Recovery = Literal["storage", "parallel"]
+RECOVERIES = get_args(Recovery)
+
+
+class Rescuer:
+    def __init__(
+        self,
+        home: Home,
+        hosts: Hosts,
+        owners: Owners,
+        members: Membership,
+        changes: Reconfiguration,
+        history: History,
+        recovery: Recovery,
+        durability: Durability,
+        active_scopes: Callable[[], list[str]],
+    ) -> None:
+        self._home = home
+        self._hosts = hosts
+        self._owners = owners
+        self._members = members
+        self._changes = changes
+        self._history = history
+        self._recovery = recovery
+        self._durability = durability
+        self._active_scopes = active_scopes
+        self._one_at_a_time = threading.Lock()
+
+    def lost(self, host: str) -> bool:
+        """Whether its keys have other owners now; if not, it is to be started again."""
+        with self._one_at_a_time:
+            if self._hosts.closing.is_set():
+                return False
+            if host not in self._members.hosts():
+                return True
+            began_s = time.monotonic()
+            copies = self._changes.copies_of(host)
+            reason = self._against(host, copies)
+            if not reason:
+                try:
+                    self._take_over(host, copies, began_s)
+                except GodwitError as error:
+                    reason = str(error)
+            if reason:
+                self._history.add("lost", host=host, recovery="storage", reason=reason)
+                return False
+        return True
+
+    def _against(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> str:
+        """Why it must be started again; empty if others can take over."""
+        owned = self._owners.owned(host)
+        covered = all(not units - _all_of(copies.get(operator, {})) for operator, units in owned.items())
+        if self._recovery != "parallel" and not (owned and covered):
+            return "recovery is 'storage', and there are no copies of all that it owned"
+        if len(self._members.hosts()) == 1:
+            return "there is no other host"
+        if self._changes.under_way():
+            return "keys are being moved"
+        return ""
+
+    def _take_over(self, host: str, copies: Mapping[str, Mapping[str, Units]], began_s: float) -> None:
+        estate = rescue.fenced(host_directory(str(self._home.path), host), self._durability)
+        if unsettled := estate.unsettled() or self._evaluating(estate):
+            raise HostUnavailable(unsettled, host=host)
+        heirs = sorted((name for name in self._members.hosts() if name != host), key=self._groups_of)
+        owned = {op: own.mine() for op, own in estate.owned.items() if own.mine()}
+        told = rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
+        for heir, answer in told.items():
+            for operator, epochs in answer["served"].items():
+                self._owners.moved(operator, epochs, heir)
+                units = Units.of(*epochs)
+                fields = {"operator": operator, "origin": host, "target": heir, "groups": spans(units.groups)}
+                self._history.add("moved", migration=estate.name, keys=sorted(units.keys), **fields)
+        self._changes.taken_over(host)
+        before = len(self._members.hosts())
+        self._members.lost(host)
+        figures = {heir: {name: answer[name] for name in ("bytes", "by_copies")} for heir, answer in told.items()}
+        took_s = round(time.monotonic() - began_s, 3)
+        self._history.add("lost", host=host, recovery=self._recovery, heirs=figures, took_s=took_s)
+        self._replace(before)
+
+    def _groups_of(self, host: str) -> int:
+        return sum(len(units) for units in self._owners.owned(host).values())
+
+    def _evaluating(self, estate: Estate) -> str:
+        """State of a batch DataFrame that is being evaluated is nowhere in the tables."""
+        active = set(self._active_scopes())
+        running = [name for name in estate.operators if name.rpartition("@")[2] in active]
+        return f"{running[0]} is being evaluated" if running else ""
+
+    def _replace(self, count: int) -> None:
+        """As many hosts as before: a new one joins, and gets its share from the heirs while the query goes on."""
+        try:
+            self._changes.scale(count, {"wait": False, "progress": False})
+        except GodwitError as error:  # no slot for it, or somebody moves keys already: the flock goes on with fewer
+            self._history.add("not replaced", reason=str(error))
+
+
+def _all_of(copies: Mapping[str, Units]) -> Units:
+    units = Units()
+    for some in copies.values():
+        units |= some
+    return units

@@ -1,0 +1,187 @@
+"""A host is lost for good, and others take over its keys while rows flow: same outputs and state, whoever is killed when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from godwit.errors import GodwitError, HostUnavailable
+from godwit.model.units import Units
+from godwit.runtime.leases import host_directory
+from godwit.runtime.rescue import Estate, Shares, dealt, fenced, settle
+from godwit.runtime.tables import read_routing, write_routing
+from godwit.runtime.wills import read_will
+from tests.integration.nest import OPERATOR, Nest
+from tests.integration.test_migration import Flow, groups_of, migrate, report
+from tests.spark.flocks import wait_until
+
+
+@pytest.fixture
+def nest(tmp_path: Path) -> Iterator[Nest]:
+    nest = Nest(tmp_path / "godwit", hosts=3).start_all()
+    write_routing(str(nest.checkpoint), OPERATOR, nest.routing)
+    yield nest
+    nest.close()
+
+
+def ask(nest: Nest, host: str, action: str, **fields: Any) -> dict[str, Any]:
+    client = nest.client(host)
+    try:
+        return client.call(action, **fields)
+    finally:
+        client.close()
+
+
+def estate_of(nest: Nest, lost: str) -> Estate:
+    return fenced(host_directory(str(nest.checkpoint), lost), "process")
+
+
+def follow(nest: Nest, estate: Estate, told: dict[str, Any]) -> None:
+    """What the driver does with the tables."""
+    table = read_routing(str(nest.checkpoint), OPERATOR)
+    assert table is not None
+    for heir, answer in told.items():
+        table = table.moved(answer["served"][OPERATOR], heir)
+    write_routing(str(nest.checkpoint), OPERATOR, table.parted([estate.lost]))
+    nest.routing = table.parted([estate.lost])
+
+
+def taken_over(nest: Nest, lost: str, heirs: list[str], copies: dict[str, dict[str, Units]]) -> dict[str, Any]:
+    estate = estate_of(nest, lost)
+    owned = {operator: own.mine() for operator, own in estate.owned.items()}
+    told = settle(estate, dealt(owned, heirs, copies), lambda host, action, **f: ask(nest, host, action, **f))
+    follow(nest, estate, told)
+    return told
+
+
+def check(nest: Nest, flow: Flow) -> None:
+    """Every key has given 1, 2, 3 ... all the way, and that is what it holds."""
+    flow.end()
+    assert nest.state(flow.batch - 1) == flow.seen.counts
+
+
+def test_two_hosts_take_over_a_third(nest: Nest) -> None:
+    flow = Flow(nest)
+    had = groups_of(nest, "host-2")
+    nest.kill("host-2")
+    told = taken_over(nest, "host-2", ["host-0", "host-1"], {})
+    flow.wait_batches(3)
+    check(nest, flow)
+    for heir in ("host-0", "host-1"):
+        gained = {unit.id for unit in told[heir]["served"][OPERATOR]}
+        assert gained <= set(had)
+        assert gained <= set(groups_of(nest, heir))
+
+
+def test_copies_of_a_standby_take_over(nest: Nest) -> None:
+    flow = Flow(nest)
+    groups = groups_of(nest, "host-2")
+    migrate(nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
+    wait_until(
+        lambda: [n for n, _ in report(nest, "host-2")["phases"] if n == "copied"] == ["copied"], what="it stands"
+    )
+    flow.wait_batches(2)
+    nest.kill("host-2")
+    told = taken_over(nest, "host-2", ["host-1"], {OPERATOR: {"host-1": Units(frozenset(groups))}})
+    assert told["host-1"]["by_copies"]
+    flow.wait_batches(3)
+    check(nest, flow)
+
+
+def test_copies_are_dropped_when_their_origin_is_back(nest: Nest) -> None:
+    flow = Flow(nest)
+    groups = groups_of(nest, "host-2")
+    migrate(nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
+    wait_until(
+        lambda: [n for n, _ in report(nest, "host-2")["phases"] if n == "copied"] == ["copied"], what="it stands"
+    )
+    nest.kill("host-2")
+    nest.start("host-2")
+    keys = len(nest.state(flow.batch))
+
+    def held() -> int:
+        status = [ask(nest, host, "status")["instances"][0]["keys"] for host in nest.routing.hosts]
+        return sum(status)
+
+    wait_until(lambda: held() <= max(keys, len(flow.seen.counts)), what="the copies are gone")
+    flow.wait_batches(2)
+    check(nest, flow)
+
+
+def test_without_a_will_the_host_starts_again_and_owns_everything(nest: Nest) -> None:
+    """The heirs have prepared, and the driver has gone before it has written anything."""
+    flow = Flow(nest)
+    had = groups_of(nest, "host-2")
+    nest.kill("host-2")
+    estate = estate_of(nest, "host-2")
+    shares = dealt({OPERATOR: estate.owned[OPERATOR].mine()}, ["host-0", "host-1"], {})
+    inherit(nest, estate, shares)
+    nest.start("host-2")
+    for heir in shares:
+        ask(nest, heir, "disinherit", name=estate.name)
+    flow.wait_batches(2)
+    check(nest, flow)
+    assert groups_of(nest, "host-2") == had
+
+
+def inherit(nest: Nest, estate: Estate, shares: Shares) -> None:
+    for heir, share in shares.items():
+        given = {operator: units.to_dict() for operator, units in share.items()}
+        where = {"generation": estate.generation, "next_lsn": estate.next_lsn, "timers": "host-0"}
+        ask(nest, heir, "inherit", name=estate.name, lost=estate.lost, shares=given, **where)
+    for heir in shares:
+        wait_until(
+            lambda heir=heir: ask(nest, heir, "inheritance", name=estate.name, wait_s=0.5)["state"] == "prepared",
+            what="it is prepared",
+        )
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["after-the-will", "before-the-will"])
+def test_an_heir_is_killed_too(nest: Nest, written: bool) -> None:
+    """It has prepared; whether it owns what it has prepared is what the will says, or the lost host when it is back."""
+    flow = Flow(nest)
+    nest.kill("host-2")
+    estate = estate_of(nest, "host-2")
+    killed = []
+
+    def asked(host: str, action: str, **fields: Any) -> dict[str, Any]:
+        """The first heir dies before it can do what it is asked here."""
+        if action == ("inherited" if written else "inheritance") and not killed:
+            ask(nest, host, "inheritance", name=estate.name, wait_s=10.0)
+            killed.append(host)
+            nest.kill(host)
+            nest.start(host)
+        return ask(nest, host, action, **fields)
+
+    shares = dealt({OPERATOR: estate.owned[OPERATOR].mine()}, ["host-0", "host-1"], {})
+    if written:
+        follow(nest, estate, settle(estate, shares, asked))
+        assert read_will(estate.directory) is not None
+        with pytest.raises(GodwitError):
+            nest_start_again(nest, "host-2")
+    else:
+        with pytest.raises(HostUnavailable):
+            settle(estate, shares, asked)
+        assert read_will(estate.directory) is None
+        nest.start("host-2")
+    flow.wait_batches(3)
+    check(nest, flow)
+
+
+def nest_start_again(nest: Nest, host: str) -> None:
+    from godwit.runtime.host import Host
+
+    Host(nest.config(host), lambda: 0).run()
+
+
+def test_a_host_that_is_only_thought_lost_is_fenced(nest: Nest) -> None:
+    """It goes on for as long as nobody asks it for anything; it has answered nothing that its heirs do not know."""
+    flow = Flow(nest)
+    told = taken_over(nest, "host-2", ["host-0", "host-1"], {})
+    assert sum(len(answer["served"][OPERATOR]) for answer in told.values())
+    flow.wait_batches(3)
+    check(nest, flow)
+    assert nest.process("host-2").wait(20) != 0, "it has found out by itself"

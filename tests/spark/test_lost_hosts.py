@@ -1,0 +1,81 @@
+"""A host that is lost while a query runs: its keys go on elsewhere, the query does not restart, and nothing changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.flocks import OPERATOR, kill_host, wait_until
+from tests.spark.stage import Stage, staged
+
+
+def lost(stage: Stage) -> list[dict[str, Any]]:
+    return [line for line in stage.flock.history() if line["event"] == "lost"]
+
+
+def wait_lost(stage: Stage, count: int = 1) -> list[dict[str, Any]]:
+    return wait_until(lambda: len(lost(stage)) >= count and lost(stage), what="the history tells of it")
+
+
+def wait_even(stage: Stage, hosts: int) -> None:
+    """Until a new host has joined and has its share."""
+    least = 1024 // hosts
+    wait_until(
+        lambda: len(stage.owners()) == hosts and min(stage.owners().values()) >= least, what="the keys are spread again"
+    )
+
+
+def test_the_others_take_over_its_keys_and_a_new_host_joins(spark: SparkSession, tmp_path: Path) -> None:
+    with staged(spark, tmp_path, work=12_000, hosts=3, recovery="parallel") as stage:
+        stage.start()
+        stage.runs()
+        run = stage.query.runId
+        kill_host(stage.flock, "host-1")
+        (told,) = wait_lost(stage)
+        assert told["recovery"] == "parallel", told
+        assert sorted(told["heirs"]) == ["host-0", "host-2"]
+        wait_even(stage, 3)
+        assert "host-1" not in stage.owners()
+        assert stage.sink.row_count < stage.work.rows, "rows came all the time"
+        assert stage.query.runId == run
+        stage.check()
+
+
+def test_copies_that_stand_take_over(spark: SparkSession, tmp_path: Path) -> None:
+    with staged(spark, tmp_path, work=12_000) as stage:
+        stage.start()
+        stage.runs()
+        copies = stage.flock.standby(OPERATOR, to="host-1")
+        stage.runs()
+        kill_host(stage.flock, "host-0")
+        (told,) = wait_lost(stage)
+        assert told["heirs"]["host-1"]["by_copies"], told
+        assert copies.wait(60)
+        wait_even(stage, 2)
+        assert stage.sink.row_count < stage.work.rows, "rows came all the time"
+        stage.check()
+
+
+def test_where_nobody_can_take_over_hosts_start_again(spark: SparkSession, tmp_path: Path) -> None:
+    with staged(spark, tmp_path, work=8_000, recovery="parallel") as stage:
+        stage.start()
+        stage.runs()
+        kill_host(stage.flock, "host-0")
+        kill_host(stage.flock, "host-1")
+        wait_lost(stage)
+        stage.runs()
+        stage.check()
+
+
+@pytest.mark.long
+def test_hosts_lost_one_after_another(spark: SparkSession, tmp_path: Path) -> None:
+    with staged(spark, tmp_path, work=30_000, recovery="parallel") as stage:
+        stage.start()
+        for count in range(1, 6):
+            stage.runs()
+            kill_host(stage.flock, sorted(stage.owners())[count % len(stage.owners())])
+            wait_lost(stage, count)
+        stage.check()
