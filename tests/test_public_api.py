@@ -31,6 +31,7 @@ FLOCK = [
     ("onGap", KEYWORD, "error"),
     ("segment_bytes_max", KEYWORD, 64 << 20),
     ("wait_s", KEYWORD, 60.0),
+    ("recovery", KEYWORD, "storage"),
 ]
 STATEFUL = [
     ("frame", POSITIONAL, REQUIRED),
