@@ -146,7 +146,9 @@ class Heir:
         self._answers = {operator: Answers() for operator in self._seats}
         self._legacies: dict[str, Legacy] = {}
         self._hold_batches(True)
-        threading.Thread(target=self._run, name=f"godwit-heir-{self.name}", daemon=True).start()
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name=f"godwit-heir-{self.name}", daemon=True)
+        self._thread.start()
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -195,6 +197,8 @@ class Heir:
 
     def _tell(self, legacy: Legacy, notes: Any) -> None:
         for note, body in notes:
+            if self._ending or self._port.stopping():
+                raise HostUnavailable("the lost host is started again instead")
             self._bytes += 0 if body is None else len(body)
             self._receivers[legacy.operator].tell(note, body)
 
@@ -222,7 +226,9 @@ class Heir:
         return {operator: parcels.epochs_list(legacy.epochs()) for operator, legacy in self._legacies.items()}
 
     def give_up(self) -> None:
-        """The lost host is started again instead."""
+        """The lost host is started again instead. What is still being read must not be prepared after that."""
+        self._ending = True
+        self._thread.join()
         for receiver in self._receivers.values():
             receiver.tell({"kind": "aborted", "step": 0}, None)
         self._hold_batches(False)

@@ -1,0 +1,90 @@
+"""An heir by itself: what it tells its receiver, and that it stops telling when it is to give up."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from godwit.model.units import Units
+from godwit.runtime.heir import Heir
+from godwit.runtime.leases import host_directory
+from godwit.runtime.orders import Port
+from godwit.runtime.seat import Seat
+from godwit.state.changelog import Changelog
+from godwit.state.recovery import take_over
+from tests.unit.test_instance import Sum, instance_of
+from tests.unit.test_mover import in_a_batch
+
+HEIR, LOST = "host-1", "host-0"
+
+
+class Told:
+    """Takes notes as a receiver does, the first of them only when it may."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.may = threading.Event()
+        self.reached = threading.Event()
+        self.following = None
+
+    def greet(self, answers: Any) -> None:
+        self.answers = answers
+
+    def drop_adopted(self) -> None:
+        return
+
+    def tell(self, note: dict[str, Any], body: Any) -> None:
+        self.kinds.append(note["kind"])
+        self.reached.set()
+        assert self.may.wait(10)
+
+
+def left_by(checkpoint: Path) -> dict[str, Any]:
+    """The log of a host that has applied rows of a batch, closed for good."""
+    directory = host_directory(str(checkpoint), LOST)
+    log, recovered = Changelog.open(directory)
+    assert not list(recovered.parts())
+    seat, _ = in_a_batch()
+    instance = seat.instance
+    state = [batch.serialize() for batch in instance.state.export(committed=False)]
+    parts = [instance.define_part(), instance.own_part(), instance.mark_part()]
+    log.flush(log.append([*parts, *(({"kind": "state", "op": instance.name, "batch": 0}, body) for body in state)]))
+    log.close()
+    _, left = take_over(directory, "process")
+    return {"generation": left.generation, "next_lsn": left.next_lsn}
+
+
+def heir_of(checkpoint: Path, told: Told) -> Heir:
+    log, _ = Changelog.open(host_directory(str(checkpoint), HEIR))
+    port = Port(HEIR, str(checkpoint), "token", "", log, lambda: 0, lambda: False)
+    seat = Seat(instance_of(Sum()))
+    request = {"name": "w", "lost": LOST, "timers": HEIR, **left_by(checkpoint)}
+    shares = {"sum": Units(frozenset(range(4))).to_dict()}
+    receiver: Any = told
+    return Heir(port, request | {"shares": shares}, lambda _: seat, lambda *_: receiver)
+
+
+def test_a_log_is_told_as_an_origin_would(tmp_path: Path) -> None:
+    told = Told()
+    told.may.set()
+    heir = heir_of(tmp_path, told)
+    with heir.changed:
+        assert heir.changed.wait_for(lambda: heir.state != "reading", 10)
+    assert told.kinds == ["step", "reached", "changes", "rest"]
+    assert heir.state == "failed", "nobody has said that it is prepared"
+
+
+def test_an_heir_that_gives_up_prepares_nothing_any_more(tmp_path: Path) -> None:
+    """What it had prepared after that would be held for ever: nobody would tell it what has become of it."""
+    told = Told()
+    heir = heir_of(tmp_path, told)
+    assert told.reached.wait(10)
+    giving_up = threading.Thread(target=heir.give_up)
+    giving_up.start()
+    while not heir._ending:
+        giving_up.join(0.01)
+    told.may.set()
+    giving_up.join(10)
+    assert told.kinds[-1] == "aborted"
+    assert "rest" not in told.kinds
