@@ -6,6 +6,7 @@ could take that is not decided here.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from godwit.transport import wire
 from godwit.transport.flight import GONE
 
 BREAKS_MAX = 20  # in a row without an answer: then the host refuses us for a reason that waiting does not mend
+MEET_S = 1.0  # for a connection; a host that is busy has one waiting for it at once
 AGAIN_S = 1.0  # after which an address that was lost is tried again: perhaps only the connection broke
 # What ends a stream but not the work on it. A host that is fenced has a successor, or is about to have one.
 LOST = (*GONE, StaleGeneration)
@@ -52,6 +54,15 @@ class Link:
         self._finished = False
         self._deadline: float | None = None
         self._breaks = 0
+
+    def meet(self) -> None:
+        """Wait until the host is there, or has left for good; say nothing to it yet."""
+        while (lease := self._wait_lease()) is not None:
+            if _answers(lease.address):
+                self._deadline = None
+                return
+            self._lease = lease
+        self._retire()
 
     def reach(self) -> None:
         """Ask for a stream if the host is up, and do not wait for its answer: several hosts can be asked before."""
@@ -246,3 +257,12 @@ class Link:
         if self._stream is not None:
             self._stream.hang_up()
             self._stream = None
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), MEET_S).close()
+    except OSError:
+        return False
+    return True

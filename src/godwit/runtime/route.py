@@ -19,7 +19,8 @@ class Route:
 
     `routing` is the table of when the operator was defined; the routing file may have a newer one, and neither need be right.
     `numbering` says what tells the rows of a batch apart when it is read again: their position in the partition, their
-    content (after a shuffle, which has no order of its own), or lane and sequence columns.
+    content (after a shuffle, which has no order of its own), or lane and sequence columns. `timers`: whether the operator has
+    any, which fire at the beginning of a batch.
     """
 
     operator: str
@@ -34,6 +35,7 @@ class Route:
     numbering: Numbering = "position"
     wait_s: float = 60.0
     incarnation: str = ""
+    timers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,11 @@ class Links:
         task = replace(self._task, carries=False) if self._links else self._task
         new = [Link(host, self._route, task, self._schema, self._left) for host in missing]
         self._links |= {link.host: link for link in new}
+        if (
+            self._route.timers
+        ):  # a batch begins nowhere while a host is away: whoever takes its keys over could not fire them
+            for link in new:
+                link.meet()
         for link in new:
             link.reach()
         for link in new:

@@ -334,6 +334,7 @@ class Flock:
             numbering=numbered_by,
             wait_s=self._settings.wait_s,
             incarnation=self._incarnation,
+            timers=spec.time_mode != "none",
         )
 
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
