@@ -124,7 +124,11 @@ def full(seed: int = 4) -> list[dict[str, Any]]:
         for way, at, repeat in ((w, a, r) for w in ("push", "fetch") for a in (0, 0.8, 1.5) for r in range(RUNS)):
             lines.append(made("E4", "godwit", way, repeat, order=order, swept="skew", at=at))
     for way, seconds in (("storage", 1.6), ("standby", 0.3), ("parallel", 1.1)):
-        for parameter, points in {"checkpoint_s": (1, 5, 10), "state_bytes": (10**6, 10**8), None: (None,)}.items():
+        for parameter, points in {
+            "segment_bytes": (1 << 20, 64 << 20),
+            "state_total_bytes": (10**6, 10**8),
+            None: (None,),
+        }.items():
             for at, repeat in ((a, r) for a in points for r in range(RUNS)):
                 recovery = round(seconds * chance.uniform(0.9, 1.3), 3)
                 told = {"workload": "word-count", "swept": parameter, "at": at, "recovery_s": recovery}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from godwit.bench import campaign
-from godwit.bench.cases import EXPERIMENTS, GODWIT, Case, cases
-from godwit.bench.peers import PeerSettings
+from godwit.bench.cases import EXPERIMENTS, Case, cases
+from godwit.bench.settings import ALL_PROTOCOLS
 from godwit.errors import DefinitionError
 
 
@@ -17,10 +17,8 @@ def test_every_run_can_be_told_from_the_others_and_makes_sense() -> None:
     found = cases([])
     assert len({(case.experiment, case.name) for case in found}) == len(found)
     for case in found:
-        if case.system == GODWIT:
-            assert campaign.settings_of(case).protocol == case.way
-        else:
-            assert PeerSettings(**case.settings).checked().way == case.way
+        settings = campaign.settings_of(case)
+        assert (settings.protocol if case.kind == "migration" else settings.way) == case.way
         assert (case.swept is None) == (case.at is None)
 
 
@@ -34,13 +32,38 @@ def test_runs_are_chosen_by_a_text_in_their_name() -> None:
         "state_bytes=1024/live",
         "state_bytes=1024/push",
     ]
-    assert [case.at for case in cases(["E2"], only="hosts,live")] == [2, 4, 6]
+    assert [case.at for case in cases(["E2"], only="hosts,live")] == [1, 2, 4, 6]
+    assert [case.name for case in cases(["E2"], "state_bytes=1024,-push")] == ["state_bytes=1024/live"]
 
 
 def test_larger_state_per_key_means_fewer_keys_not_more_memory() -> None:
     sizes = [case.settings for case in cases(["E2"], only="state_bytes")]
     assert max(one["keys"] * one["state_bytes"] for one in sizes) <= 400 << 20
-    assert min(one["keys"] for one in sizes) >= 8
+    assert max(one["state_bytes"] for one in sizes) == 100 << 20
+    assert min(one["keys"] for one in sizes) >= 4
+
+
+def test_a_line_tells_which_workload_was_run() -> None:
+    told = {case.name: case.told()["workload"] for case in cases([])}
+    assert told["key-count/live"] == told["key-count/flink-adaptive"] == told["real-time/live"] == "key-count"
+    assert told["traffic/live"] == "traffic"
+    assert told["window_rows=1000/live"] == "count-window"
+
+
+def test_protocols_are_compared_on_both_workloads() -> None:
+    names = {case.name for case in cases(["E1"])}
+    assert {f"{workload}/{way}" for workload in ("key-count", "traffic") for way in ALL_PROTOCOLS} <= names
+
+
+def test_a_system_that_carries_less_has_a_run_named_after_its_rate() -> None:
+    [pandas] = cases(["E1"], only="pandas")
+    assert pandas.name.endswith(f"-at-{pandas.settings['rate']}")
+
+
+def test_one_host_can_only_scale_out() -> None:
+    [one] = cases(["E2"], only="hosts=1/,live")
+    settings = campaign.settings_of(one)
+    assert (settings.hosts, settings.hosts_after) == (1, 2)
 
 
 @pytest.mark.parametrize(("names", "only"), [(["E9"], ""), (["E1"], "no such run")])

@@ -20,7 +20,7 @@ from godwit.spark.history import History
 
 FIGURES = (
     "disruption_ms peak_jitter_p99_ms peak_jitter_max_ms stabilise_s reconfiguration_s keys_moved bytes_moved"
-    " rows_sent_twice bytes_sent_twice extra_memory_bytes_max lost duplicated out_of_order wrong_state"
+    " rows_sent_twice bytes_sent_twice extra_memory_bytes_max cpu_s wrong_outputs lost duplicated out_of_order wrong_state"
 ).split()
 
 
@@ -65,6 +65,8 @@ def test_help_of_the_benchmark_explains_the_figure(figure: str, capsys: pytest.C
         ("bench migration --keys 0", "--keys must be 1 or more"),
         ("bench migration --protocol teleport", "--protocol must be one of"),
         ("bench migration --protocol live,teleport", "--protocol must be one of"),
+        ("bench migration --workload taxi", "invalid choice: 'taxi'"),
+        ("bench migration --window-rows 0", "--window-rows must be 1 or more"),
         ("bench migration --order random", "invalid choice: 'random'"),
         ("bench migration --fraction 1.5", "--fraction must be between 0 and 1"),
         ("bench migration --fraction 0.6", "at most 0.50 of the keys"),
@@ -95,6 +97,14 @@ def test_a_mistake_is_told_in_one_line(arguments: str, complaint: str, capsys: p
 
 def test_flags_have_the_defaults_of_the_settings() -> None:
     assert settings() == [Settings()]
+
+
+def test_a_workload_is_chosen_with_the_size_of_its_windows() -> None:
+    found = settings("--workload", "count-window", "--window-rows", "7")[0]
+    assert (found.workload, found.window_rows, found.state_bytes) == ("count-window", 7, 0)
+    assert settings("--workload", "word-count", "--window-s", "2", "--state-bytes", "9")[0] == Settings(
+        workload="word-count", window_s=2.0, state_bytes=9, skew=1.0
+    )
 
 
 def test_several_protocols_are_measured_in_the_order_given() -> None:

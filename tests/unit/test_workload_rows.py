@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from godwit.errors import DefinitionError
-from godwit.workload import ROWS_MAX, Workload
-from godwit.workload.rows import due_count, keys_of, lane_batches, schema_of
+from godwit.workload import LINE_WORDS, ROWS_MAX, Workload
+from godwit.workload.rows import due_count, keys_of, lane_batches, schema_of, words_of
 
 START_MS = 1_700_000_000_000
 # Worked out apart from the generator, with Python's whole numbers.
@@ -44,6 +46,7 @@ SHAPES = [
     workload(keys=50, skew=1.1, lanes=3),
     workload(keys=10**9, skew=0.8, lane_by="row"),
     workload(workload="traffic", lanes=1),
+    workload(workload="word-count", keys=50, skew=1.0),
 ]
 
 
@@ -157,6 +160,29 @@ def test_traffic_has_ten_cars_and_speeds_from_20_to_80() -> None:
     assert 20.0 <= speeds.min() < 21.0
     assert 79.0 < speeds.max() < 80.0
     assert abs(speeds.mean() - 50.0) < 1.5
+
+
+def test_a_line_is_words_of_the_vocabulary_the_most_frequent_first() -> None:
+    of = workload(workload="word-count", keys=30, skew=1.0)
+    lines = [line.split(" ") for line in rows(of, 0, 2_000).column("line").to_pylist()]
+    assert {len(line) for line in lines} == {LINE_WORDS}
+    often = Counter(word for line in lines for word in line)
+    assert set(often) == {f"w{i}" for i in range(30)}
+    assert often["w0"] / often["w1"] == pytest.approx(2, rel=0.15)
+    told = words_of(of, np.arange(2_000, dtype=np.int64)).tolist()
+    assert [[f"w{word}" for word in line] for line in told] == lines
+
+
+def test_neighbouring_lines_share_no_draws() -> None:
+    first, second = words_of(workload(workload="word-count"), np.array([0, 1])).tolist()
+    assert not set(first) & set(second)
+
+
+def test_lines_are_dealt_to_lanes_by_their_number_alone() -> None:
+    of = workload(workload="word-count", lanes=2)
+    assert numbers(rows(of, 0, 9, lane=1)) == [1, 3, 5, 7]
+    with pytest.raises(DefinitionError, match="lane_by must be row for workload=word-count"):
+        workload(workload="word-count", lane_by="key")
 
 
 @pytest.mark.parametrize("rate", [1, 3, 1_000, 7_777_777])

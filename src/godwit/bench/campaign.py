@@ -8,39 +8,54 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, assert_never
 
 from pyspark.sql import SparkSession
 
-from godwit.bench import migration
-from godwit.bench.cases import GODWIT, Case
+from godwit.bench import costs, failure, migration, peers, throughput
+from godwit.bench.cases import Case, Kind
 from godwit.bench.record import circumstances, commit, machine, run_id
 from godwit.bench.session import session
-from godwit.bench.settings import Settings
+from godwit.bench.settings import MICRO_BATCH, Settings, Trigger
 from godwit.bench.watch import Watch
+from godwit.errors import DefinitionError
 
 NAME: Final = "evaluation"
+FIRST: Final = costs.RestSettings(keys=1_000, batch_rows=2_000, batches=10)  # done for its own sake
+AnySettings: TypeAlias = (
+    Settings | costs.RestSettings | failure.FailureSettings | throughput.ThroughputSettings | peers.PeerSettings
+)
+SETTINGS: Final[Mapping[Kind, Callable[..., AnySettings]]] = {
+    "migration": Settings,
+    "rest": costs.RestSettings,
+    "failure": failure.FailureSettings,
+    "throughput": throughput.ThroughputSettings,
+    "peer": peers.PeerSettings,
+}
 
 
 def campaign(cases: Sequence[Case], runs: int, kept: Path, watch: Watch) -> Iterator[dict[str, Any]]:
     """A line for each run that is not among those kept; the number of all, and of those left, is told to the watch."""
     run, done = finished(kept)
     left = [
-        (repeat, case) for repeat in range(runs) for case in cases if (case.experiment, case.name, repeat) not in done
+        (repeat, case)
+        for repeat in range(runs)
+        for case in cases
+        if repeat < case.runs(runs) and (case.experiment, case.name, repeat) not in done
     ]
     clock = Clock(len(left))
-    for trigger, part in groupby(left, key=lambda one: one[1].trigger if one[1].system == GODWIT else None):
+    for trigger, part in groupby(left, key=lambda one: trigger_of(one[1])):
         spark: SparkSession | None = None
         group = list(part)
         try:
             for repeat, case in group:
-                watch.phase(f"{clock.told()}: {case.experiment} {case.name}, run {repeat + 1} of {runs}")
+                watch.phase(f"{clock.told()}: {case.experiment} {case.name}, run {repeat + 1} of {case.runs(runs)}")
                 if trigger and spark is None:
-                    spark = session(max(migration.slots(settings_of(one)) for _, one in group), trigger)
+                    spark = opened([one for _, one in group], trigger, watch)
                 began_s = time.time()
                 figures = measured(spark, case, repeat, watch)
                 told = {"repeat": repeat, "took_s": round(time.time() - began_s, 1)}
@@ -51,21 +66,48 @@ def campaign(cases: Sequence[Case], runs: int, kept: Path, watch: Watch) -> Iter
                 spark.stop()
 
 
+def opened(group: Sequence[Case], trigger: Trigger, watch: Watch) -> SparkSession:
+    """A session for all of them. What a JVM does for the first time is slow, which must not be the first one's figure."""
+    spark = session(max(FIRST.slots, *(slots(case) for case in group)), trigger)
+    if trigger == MICRO_BATCH:
+        costs.measure(spark, FIRST, watch)
+    return spark
+
+
 def measured(spark: SparkSession | None, case: Case, repeat: int, watch: Watch) -> dict[str, Any]:
-    if case.system == GODWIT:
-        assert spark is not None, "one is open for all runs of one trigger"
-        settings = settings_of(case)
-        assert settings.rate is not None, "all systems get the same load"
-        figures = migration.measure(spark, replace(settings, seed=repeat), settings.rate, watch)
-        return {"rate_rows_per_s": settings.rate, **figures}
-    from godwit.bench import peers
+    settings = replace(settings_of(case), seed=repeat)
+    if isinstance(settings, peers.PeerSettings):
+        return {"rate_rows_per_s": settings.rate, **peers.measure(settings, watch)}
+    assert spark is not None, "one is open for all runs of one trigger"
+    match settings:
+        case Settings(rate=int(rate)):
+            return {"rate_rows_per_s": rate, **migration.measure(spark, settings, rate, watch)}
+        case Settings():
+            raise DefinitionError("all systems get the same load", todo="Give the case a rate")
+        case failure.FailureSettings():
+            return {"rate_rows_per_s": settings.rate, **failure.measure(spark, settings, watch)}
+        case costs.RestSettings():
+            return costs.measure(spark, settings, watch)
+        case throughput.ThroughputSettings():
+            return throughput.measure(spark, settings, watch)
+        case _:
+            assert_never(settings)
 
-    given = peers.PeerSettings(**{**case.settings, "seed": repeat}).checked()
-    return {"rate_rows_per_s": given.rate, **peers.measure(given, watch)}
+
+def settings_of(case: Case) -> AnySettings:
+    return SETTINGS[case.kind](**case.settings).checked()
 
 
-def settings_of(case: Case) -> Settings:
-    return Settings(**case.settings).checked()
+def trigger_of(case: Case) -> Trigger | None:
+    """Of the session that it is measured in; None if it brings its own."""
+    return None if case.kind == "peer" else case.trigger
+
+
+def slots(case: Case) -> int:
+    """Task slots that it needs."""
+    settings = settings_of(case)
+    assert not isinstance(settings, peers.PeerSettings), "it has a session of its own"
+    return migration.slots(settings) if isinstance(settings, Settings) else settings.slots
 
 
 def finished(kept: Path) -> tuple[str, set[tuple[str, str, int]]]:

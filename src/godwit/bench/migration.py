@@ -1,7 +1,8 @@
 """One migration under load, measured: warm-up, a steady part to compare with, the request, and what rows suffered after it.
 
-Keys count their rows (`tally`), so that the same run also says whether anything was lost, done twice or put out of order. What
-is moved: sideways, so many groups to the last host from all others alike; scale-out, what an even spread gives to new hosts.
+What is computed can be checked (`workloads`), so that the same run also says whether anything was lost, done twice or put out
+of order. What is moved: sideways, so many groups to the last host from all others alike; scale-out, what an even spread gives
+to new hosts.
 """
 
 from __future__ import annotations
@@ -14,27 +15,22 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, Final
 
-import numpy as np
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 
 import godwit
 from godwit.bench import load
-from godwit.bench.measures import Numbers, Steady, counted, drift_ms, interruption, peak_p99_ms, rate_of, wrong_keys
-from godwit.bench.memory import Memory
+from godwit.bench.measures import Steady, drift_ms, interruption, peak_p99_ms, rate_of
+from godwit.bench.memory import CpuTime, Memory
 from godwit.bench.realtime import Feed, RealTime
 from godwit.bench.settings import REAL_TIME, RESTART, STANDBY, START_S, Settings
-from godwit.bench.tally import Tally, ballast, digest
 from godwit.bench.timeline import timeline
 from godwit.bench.watch import Watch
+from godwit.bench.workloads import LANES, NAME, computation
 from godwit.errors import GodwitError
 from godwit.model.routing import GROUPS
 from godwit.spark.migrations import Migration
 from godwit.workload import Workload
-from godwit.workload.rows import keys_of
 
-NAME: Final = "tally"
-LANES: Final = 2
 SHOWN_BEFORE_S: Final = 5.0
 CAPACITY_BATCH_ROWS: Final = 50_000
 CAPACITY_BATCHES: Final = 12
@@ -62,18 +58,19 @@ def slots(settings: Settings) -> int:
 
 
 def capacity(spark: SparkSession, settings: Settings, watch: Watch) -> float:
-    """Rows a second when nothing but the query itself holds them back."""
+    """Rows of the source a second when nothing but the query itself holds them back."""
     watch.phase("measuring capacity")
     rows = CAPACITY_BATCHES * CAPACITY_BATCH_ROWS
     options = {"rows_per_second": 0, "rows_per_batch": CAPACITY_BATCH_ROWS, "rows": rows, **shape(settings)}
+    outputs = computation(settings).output_count(_workload(options))
     with (
         tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
         godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock,
     ):
         running = load.Running(operator_frame(spark, flock, settings, options), f"{directory}/spark")
-        running.wait_rows(rows, lambda seen: watch.rows(seen, rows))
+        running.wait_rows(outputs, lambda seen: watch.rows(seen, outputs))
         running.finish()
-    return rate_of(running.arrivals.batches(), CAPACITY_WARM_UP)
+    return rate_of(running.arrivals.batches(), CAPACITY_WARM_UP) * rows / outputs
 
 
 # -- one run ---------------------------------------------------------------------------------------------------------
@@ -95,7 +92,9 @@ class _Run:
         self._spark, self._flock, self._settings, self._watch = spark, flock, settings, watch
         self._rows = int(rate * (START_S + settings.warm_up_s + settings.steady_s + settings.watched_s))
         options = {"rows_per_second": rate, "rows": self._rows, **shape(settings)}
-        self._workload = Workload.from_options({name: str(value) for name, value in options.items()})
+        self._workload = _workload(options)
+        self._computation = computation(settings)
+        self._outputs = self._computation.output_count(self._workload)
         watch.phase("filling state")
         self._running = self._started(f"{directory}/spark", options)
 
@@ -107,7 +106,7 @@ class _Run:
         return load.Running(operator_frame(spark, self._flock, settings, options), checkpoint, settings.trigger_ms)
 
     def figures(self) -> dict[str, Any]:
-        with Memory(self._pids) as memory:
+        with Memory(self._pids) as memory, CpuTime() as cpu:
             requested_s, ended_s, report = self._go_through()
         rows = self._running.arrivals.rows()
         departures = self._running.departures(rows)
@@ -125,9 +124,10 @@ class _Run:
             **{ours: report[name] for name, ours in COSTS.items()},
             "extra_memory_bytes_max": memory.peak_bytes(requested_s, ended_s + 1.0)
             - memory.peak_bytes(steady_from_s, requested_s),
+            "cpu_s": _short(cpu.used_s(requested_s, ended_s, steady_from_s)),
             "load_outlasted_it": bool(ended_s < load.column(rows, "due").max() / 1e6),
             "rows": self._rows,
-            **self._exactness(load.column(rows, "key"), load.column(rows, "count")),
+            **self._computation.exactness(self._workload, rows, self._flock.state(NAME)),
             "timeline": timeline(departures, requested_s, -SHOWN_BEFORE_S, self._settings.watched_s),
             "spans": spans(report["phases"]),
         }
@@ -151,13 +151,15 @@ class _Run:
             migration.wait()
         ended_s = time.time()
         self._watch.phase("after")
-        running.wait_rows(self._rows, self._show)
+        running.wait_rows(self._outputs, self._show)
         running.finish()
         return requested_s, ended_s, migration.report()
 
     def _request(self) -> Migration:
         settings = self._settings
         how: dict[str, Any] = {"protocol": settings.protocol, "order": settings.order, "wait": False}
+        if settings.link_bytes_per_s:
+            how["rate_bytes_per_s"] = settings.link_bytes_per_s
         if settings.protocol == RESTART:
             how["restart"] = self._running.start
         if settings.target == "scale-out":
@@ -176,18 +178,7 @@ class _Run:
         return [host["pid"] for host in hosts.values() if "pid" in host]
 
     def _show(self, seen: int) -> None:
-        self._watch.rows(seen, self._rows)
-
-    def _exactness(self, keys: Numbers, counts: Numbers) -> dict[str, int]:
-        settings = self._settings
-        drawn = keys_of(self._workload, np.arange(self._rows, dtype=np.int64))
-        by_key = np.bincount(drawn, minlength=settings.keys).astype(np.int64)
-        size = settings.state_bytes
-        expected = {k: (n, digest(ballast(k, size)) if size else None) for k, n in enumerate(by_key.tolist())}
-        ballasts = sf.xxhash64("ballast.bytes") if size else sf.lit(None)
-        state = self._flock.state(NAME).select("key", "state.n", ballasts.alias("digest")).collect()
-        found = [(row.key, (row.n, row.digest)) for row in state]
-        return {**counted(keys, counts, by_key), "wrong_state": wrong_keys(found, expected)}
+        self._watch.rows(seen, self._outputs)
 
 
 def spans(phases: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -203,14 +194,12 @@ def sideways(fraction: float, hosts: int, groups: int) -> list[int]:
     return [group for owned, count in zip(from_host, each, strict=True) for group in owned[:count]]
 
 
+def _workload(options: dict[str, Any]) -> Workload:
+    return Workload.from_options({name: str(value) for name, value in options.items()})
+
+
 def shape(settings: Settings) -> dict[str, Any]:
-    return {
-        "workload": "key-count",
-        "keys": settings.keys,
-        "skew": settings.skew,
-        "lanes": LANES,
-        "seed": settings.seed,
-    }
+    return computation(settings).options()
 
 
 def operator_frame(spark: SparkSession, flock: godwit.Flock, settings: Settings, options: dict[str, Any]) -> DataFrame:
@@ -218,9 +207,7 @@ def operator_frame(spark: SparkSession, flock: godwit.Flock, settings: Settings,
 
 
 def operated(spark: SparkSession, flock: godwit.Flock, settings: Settings, rows: DataFrame) -> DataFrame:
-    """The operator over its input; all keys have their state before the first row."""
-    initial = spark.range(settings.keys).select(sf.col("id").alias("key"))
-    return flock.process(rows, "key", Tally(settings.state_bytes), initialState=initial, name=NAME)
+    return computation(settings).operated(spark, flock, rows)
 
 
 def _stall(report: dict[str, Any]) -> dict[str, Any]:

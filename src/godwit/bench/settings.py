@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from godwit.control.orders import DEFAULT_ORDER, ORDERS
 from godwit.errors import DefinitionError
 from godwit.migration import PROTOCOLS
+from godwit.workload import KEY_COUNT, SPEEDS, WORDS
 
 RESTART: Final = "restart"
 STANDBY: Final = "standby"
@@ -19,6 +21,12 @@ REAL_TIME: Final = "real-time"
 Trigger = Literal["micro-batch", "real-time"]
 TRIGGERS: Final = get_args(Trigger)
 REAL_TIME_RATE: Final = 1_500
+COUNT_WINDOW: Final = "count-window"
+WORKLOADS: Final = (KEY_COUNT, SPEEDS, COUNT_WINDOW, WORDS)
+UNSET: Final = -(1 << 62)  # as the workload has it; not a number that anyone gives
+# Keys of other workloads have a state of their own; words of a text are not all alike.
+USUAL: Final[Mapping[str, Mapping[str, Any]]] = {KEY_COUNT: {"state_bytes": 1_024}, WORDS: {"skew": 1.0}}
+STATE_BYTES_MAX: Final = 128 << 20
 HOSTS_MAX: Final = 64
 START_S: Final = 6.0  # of rows, until the query is up and has worked off what gathered: then the warm-up begins
 RESTART_MORE_S: Final = 15.0  # a restart takes all processes down: the load must last until it is over
@@ -26,13 +34,17 @@ RESTART_MORE_S: Final = 15.0  # a restart takes all processes down: the load mus
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One run. `rate` None: `load` times the capacity that is measured first, which micro-batches alone have."""
+    """One run. `rate` None: `load` times the capacity that is measured first, which micro-batches alone have.
 
+    `rate` counts rows of the source, which for words are lines. `window_rows` is of count-window, `window_s` of words.
+    """
+
+    workload: str = KEY_COUNT
     protocol: str = "live"
     order: str = DEFAULT_ORDER
     keys: int = 10_000
-    state_bytes: int = 1_024
-    skew: float = 0.0
+    state_bytes: int = UNSET
+    skew: float = UNSET
     fraction: float = 0.5
     rate: int | None = None
     load: float = 0.5
@@ -43,22 +55,35 @@ class Settings:
     after_s: float = 12.0
     trigger: Trigger = MICRO_BATCH
     trigger_ms: int = 0
+    window_rows: int = 100
+    window_s: float = 5.0
+    link_bytes_per_s: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """What was not given is as the workload has it, so that results tell what was run."""
+        for name in ("state_bytes", "skew"):
+            if getattr(self, name) == UNSET:
+                object.__setattr__(self, name, USUAL.get(self.workload, {}).get(name, 0))
 
     def checked(self) -> Settings:
         for name, good, allowed in (
+            ("workload", self.workload in WORKLOADS, f"one of {', '.join(WORKLOADS)}"),
             ("protocol", self.protocol in ALL_PROTOCOLS, f"one of {', '.join(ALL_PROTOCOLS)}"),
             ("order", self.order in ORDERS, f"one of {', '.join(ORDERS)}"),
             ("target", self.target in TARGETS, f"one of {', '.join(TARGETS)}"),
             ("keys", self.keys >= 1, "1 or more"),
-            ("state_bytes", 0 <= self.state_bytes <= 64 << 20, "0 to 67108864"),
+            ("state_bytes", 0 <= self.state_bytes <= STATE_BYTES_MAX, f"0 to {STATE_BYTES_MAX}"),
             ("skew", 0 <= self.skew <= 10, "0 (even) to 10 (Zipf's exponent)"),
             ("fraction", 0 < self.fraction < 1, "between 0 and 1"),
             ("rate", self.rate is None or self.rate >= 1, "1 or more"),
             ("load", 0 < self.load <= 1, "over 0, up to 1"),
+            ("link_bytes_per_s", self.link_bytes_per_s is None or self.link_bytes_per_s >= 1, "1 or more"),
             ("hosts", 1 <= self.hosts <= HOSTS_MAX, f"1 to {HOSTS_MAX}"),
             ("trigger", self.trigger in TRIGGERS, f"one of {', '.join(TRIGGERS)}"),
             ("trigger_ms", self.trigger_ms >= 0, "0 or more"),
+            ("window_rows", self.window_rows >= 1, "1 or more"),
+            ("window_s", self.window_s >= 0.001, "0.001 or more"),
             ("seed", self.seed >= 0, "0 or more"),
             ("seconds", min(self.warm_up_s, self.steady_s, self.after_s) > 0, "three numbers over 0"),
         ):
@@ -70,6 +95,8 @@ class Settings:
     def _check_fitting(self) -> None:
         if self.trigger == REAL_TIME and self.trigger_ms:
             raise DefinitionError("--trigger-ms is of micro-batches: in real time rows pass as they come")
+        if self.trigger == REAL_TIME and self.workload != KEY_COUNT:
+            raise DefinitionError(f"in real time there is --workload {KEY_COUNT} only")
         if self.trigger == REAL_TIME and self.rate is None:
             raise DefinitionError("in real time there is no capacity to take a share of", todo="Give --rate")
         if self.target == "sideways" and (self.hosts < 2 or self.fraction > 1 - 1 / self.hosts + 1e-9):

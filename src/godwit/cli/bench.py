@@ -18,6 +18,8 @@ from godwit.bench.settings import (
     STANDBY,
     TARGETS,
     TRIGGERS,
+    UNSET,
+    WORKLOADS,
     Settings,
 )
 from godwit.cli import evaluation
@@ -27,10 +29,10 @@ from godwit.errors import DefinitionError
 
 DEFAULTS = Settings()
 MIGRATION = """
-Moves keys of a running query from host to host and measures what its rows suffer. The query counts rows per key, beside a
-value that makes each key's state as large as wanted; its input comes at a fixed rate, whatever the query does (open loop). A
-row's latency runs from the time it was due until it left the operator. One JSON object per run is printed, with all
-parameters, versions, machine, and these figures:
+Moves keys of a running query from host to host and measures what its rows suffer. The query counts rows per key (or does what
+--workload says), beside a value that makes each key's state as large as wanted; its input comes at a fixed rate, whatever the
+query does (open loop). A row's latency runs from the time it was due until it left the operator. One JSON object per run is
+printed, with all parameters, versions, machine, and these figures:
 
   steady_*             latency in the part before the request: mean, sigma, p50, p99, and its drift from the first
                        half to the second: beyond sigma, the query did not keep up and the rest means little;
@@ -45,8 +47,11 @@ parameters, versions, machine, and these figures:
   reconfiguration_s    from the request until the last key served at its target
   keys_moved, bytes_moved, and what went through two hosts on that account: rows_sent_twice, bytes_sent_twice
   extra_memory_bytes_max   the hosts' peak resident memory during the move, less the peak before it
+  cpu_s                processor time that the application (driver, Spark, tasks, hosts) used during the move, beyond what
+                       it uses in so long a time of the steady part
   load_outlasted_it    whether rows were still coming when the move ended; if not, give --seconds a longer last part
-  lost, duplicated, out_of_order, wrong_state   exactness: always 0, or the exit code is 1
+  lost, duplicated, out_of_order, wrong_state   exactness: always 0, or the exit code is 1; an output row with a wrong
+                       value (wrong_outputs) is not the one that should have come, so it is both lost and in excess
 """
 REST = """
 What being able to move keys costs while nothing is moved: rows a second of the same query with that support, and without it
@@ -57,6 +62,11 @@ examples:
   godwit bench migration --quick --json -
   godwit bench migration --protocol all --runs 5 --check --keep
   godwit bench migration --protocol live,push --keys 100000 --target scale-out --rate 20000
+  godwit bench migration --workload count-window --window-rows 1000 --keys 1000 --rate 10000
+"""
+WORKLOAD = """
+counts per key; running averages per key; the means of every --window-rows rows of a key; or words of lines, counted in windows
+of event time, where rows are lines (%(default)s)
 """
 
 
@@ -87,6 +97,13 @@ def _add_migration(flags: argparse.ArgumentParser) -> None:
         metavar="P[,P...]",
         help=f"one, several or all of {', '.join(ALL_PROTOCOLS)} (%(default)s)",
     )
+    flags.add_argument("--workload", default=DEFAULTS.workload, choices=WORKLOADS, help=f"what is computed: {WORKLOAD}")
+    flags.add_argument(
+        "--window-rows", type=int, default=DEFAULTS.window_rows, help="rows of a window by count (%(default)s)"
+    )
+    flags.add_argument(
+        "--window-s", type=float, default=DEFAULTS.window_s, help="seconds of a window of event time (%(default)s)"
+    )
     flags.add_argument("--order", default=DEFAULTS.order, choices=ORDERS, help="in which order keys go (%(default)s)")
     flags.add_argument("--fraction", type=float, default=DEFAULTS.fraction, help="of the keys that move (%(default)s)")
     flags.add_argument(
@@ -94,7 +111,9 @@ def _add_migration(flags: argparse.ArgumentParser) -> None:
         type=int,
         help=f"rows a second; unless given, --load of the measured capacity, or {REAL_TIME_RATE} in real time",
     )
-    flags.add_argument("--skew", type=float, default=DEFAULTS.skew, help="Zipf's exponent; 0: all alike (%(default)s)")
+    flags.add_argument(
+        "--skew", type=float, default=UNSET, help="Zipf's exponent; 0: all alike (1 for words, 0 for all others)"
+    )
     flags.add_argument("--load", type=float, default=DEFAULTS.load, help="share of the capacity (%(default)s)")
     flags.add_argument(
         "--target",
@@ -136,7 +155,12 @@ def _add_rest(flags: argparse.ArgumentParser) -> None:
 
 def _add_shared(flags: argparse.ArgumentParser, runs: int) -> None:
     flags.add_argument("--keys", type=int, default=DEFAULTS.keys, help="how many there are (%(default)s)")
-    flags.add_argument("--state-bytes", type=int, default=DEFAULTS.state_bytes, help="of each key (%(default)s)")
+    flags.add_argument(
+        "--state-bytes",
+        type=int,
+        default=UNSET,
+        help=f"of each key, beside what is computed ({DEFAULTS.state_bytes} for counts per key, 0 for all others)",
+    )
     flags.add_argument("--hosts", type=int, default=DEFAULTS.hosts, help="at the beginning (%(default)s)")
     flags.add_argument("--runs", type=int, default=runs, help="of each kind (%(default)s)")
     flags.add_argument("--seed", type=int, default=DEFAULTS.seed, help="of the rows; each run adds one (%(default)s)")
@@ -153,6 +177,7 @@ def settings(given: argparse.Namespace) -> list[Settings]:
     """One for each protocol, in the order given."""
     seconds = _seconds(given.seconds)
     base = Settings(
+        workload=given.workload,
         order=given.order,
         keys=given.keys,
         state_bytes=given.state_bytes,
@@ -167,6 +192,8 @@ def settings(given: argparse.Namespace) -> list[Settings]:
         after_s=seconds[2],
         trigger=given.trigger,
         trigger_ms=given.trigger_ms,
+        window_rows=given.window_rows,
+        window_s=given.window_s,
         seed=given.seed,
     )
     base = base.quick() if given.quick else base

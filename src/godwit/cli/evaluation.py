@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from godwit.bench.cases import EXPERIMENTS, cases
+from godwit.bench.cases import EXPERIMENTS, Case, cases
 from godwit.cli.progress import watching
 from godwit.errors import DefinitionError
 
@@ -18,8 +19,14 @@ Spark's own way (`make peers` sets those up). Repeats are interleaved. Each resu
 on the same commit and machine, it goes on where it was.
 
   E1  protocols side by side: half of the keys move; micro-batch and real-time trigger
-  E2  sweeps: state per key, keys moved, rate, skew, hosts
+  E2  sweeps: state per key, keys moved, rate, rows a window, skew, hosts
+  E3  where the time of a migration goes, phase by phase, and what protocols cost while nothing moves
   E4  the order in which keys go, under even and skewed load
+  E5  a host is killed: how soon its keys are back, by state, by how much changelog there is to replay, and by rate
+  E6  rows a second by hosts, rows a batch and state, beside Spark's own operators; where the time of a row goes
+
+--runs is for E1 and for E5's plain runs; the others and all sweeps are run once, unless --only chooses them: then they are
+repeated, too. --list says how long it all takes.
 """
 REPORT = "Writes what was measured as one HTML page that needs nothing else, and as Markdown for the docs."
 EXAMPLES = """
@@ -27,6 +34,7 @@ examples:
   godwit bench run --quick                      a few short runs, to see that all works (under 5 minutes)
   godwit bench run E1 --runs 5
   godwit bench run E2 --only state_bytes,live   those with both in their names
+  godwit bench run E1 --only key-count,-flink   those without the other system
   godwit bench run --list
 """
 KEPT = Path("benchmarks/results/evaluation.jsonl")
@@ -47,7 +55,9 @@ def add(kinds: Any, kind: Any) -> None:
 
 def _add_run(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("experiments", nargs="*", metavar="E", help=f"of {', '.join(EXPERIMENTS)} (all)")
-    flags.add_argument("--only", default="", metavar="TEXT[,TEXT]", help="runs with all of these in their names")
+    flags.add_argument(
+        "--only", default="", metavar="TEXT[,TEXT]", help="runs with all of these in their names; -TEXT: without it"
+    )
     flags.add_argument("--runs", type=int, default=3, help="repeats of each (%(default)s)")
     flags.add_argument("--quick", action="store_true", help="a few, small and short: figures of it mean little")
     flags.add_argument("--list", action="store_true", help="name the runs, and run none")
@@ -73,6 +83,7 @@ def _run(given: argparse.Namespace) -> int:
     chosen = cases(given.experiments, given.only, given.quick)
     if given.list:
         print("\n".join(f"{case.experiment} {case.name}" for case in chosen))
+        print(_planned(chosen, given.runs), file=sys.stderr)
         return 0
     if given.runs < 1:
         raise DefinitionError("--runs must be 1 or more")
@@ -88,6 +99,12 @@ def _run(given: argparse.Namespace) -> int:
             wrong += sum(line.get(name) or 0 for name in EXACTNESS)
     print(f"kept in {given.results}; `godwit bench report` makes a page of it", file=sys.stderr)
     return int(wrong > 0)
+
+
+def _planned(chosen: Sequence[Case], runs: int) -> str:
+    count = sum(case.runs(runs) for case in chosen)
+    seconds = sum(case.runs(runs) * case.about_s for case in chosen)
+    return f"{count} runs, about {seconds / 60:.0f} minutes"
 
 
 def _told(line: dict[str, Any]) -> str:

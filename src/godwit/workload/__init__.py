@@ -3,8 +3,8 @@
 Decides which options exist, their defaults and their limits, and which of them fix the rows (`identity`):
 two workloads with the same identity and the same start time have the same rows. It must not know how rows
 are made (`rows`) or who reads them. Key-count follows the counter benchmark of Meces, traffic the traffic
-monitoring of Falcon; both draw keys uniformly or by Zipf's law in place of those generators' own, unseeded
-ways.
+monitoring of Falcon, word-count the text of SEEP's failure tests; all draw keys uniformly or by Zipf's law
+in place of those generators' own, unseeded ways.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from typing import Final, Literal, TypeVar, get_args
 
 from godwit.errors import DefinitionError
 
-__all__ = ["ROWS_MAX", "LaneBy", "Shape", "Workload"]
+__all__ = ["KEY_COUNT", "LINE_WORDS", "ROWS_MAX", "SPEEDS", "WORDS", "LaneBy", "Shape", "Workload"]
 
-Shape = Literal["key-count", "traffic"]
+Shape = Literal["key-count", "traffic", "word-count"]
 LaneBy = Literal["key", "row"]
 _Name = TypeVar("_Name", bound=str)
 
+KEY_COUNT: Final[Shape] = "key-count"
+SPEEDS: Final[Shape] = "traffic"
+WORDS: Final[Shape] = "word-count"
+
+LINE_WORDS: Final = 8  # of a row of text
 # A row's due time is counted in microseconds from its number: 10**12 rows times 10**6 still fits 64 bits.
 ROWS_MAX: Final = 10**12
 # A batch's worth of rows when no rate says how many are due.
 _ROWS_PER_BATCH: Final = 100_000
-_KEYS: Final[Mapping[str, int]] = {"key-count": 100_000, "traffic": 10}
+_KEYS: Final[Mapping[str, int]] = {KEY_COUNT: 100_000, SPEEDS: 10, WORDS: 10_000}
+# A line has words of many keys, so no key can name its lane.
+_LANE_BY: Final[Mapping[str, LaneBy]] = {KEY_COUNT: "key", SPEEDS: "key", WORDS: "row"}
 _SKEW_MAX: Final = 10.0
 _LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "rows_per_second": (0, 10**9),
@@ -45,10 +52,10 @@ _OPTIONS: Final = ("workload", "skew", "lane_by", *_LIMITS)
 class Workload:
     """One workload. `rows` None: endless. `start` (epoch ms of row 0) None: whoever reads first fixes it."""
 
-    shape: Shape = "key-count"
+    shape: Shape = KEY_COUNT
     rows_per_second: int = 1_000
     rows_per_batch: int | None = None
-    keys: int = _KEYS["key-count"]
+    keys: int = _KEYS[KEY_COUNT]
     skew: float = 0.0
     payload_bytes: int = 0
     lanes: int = 2
@@ -64,11 +71,14 @@ class Workload:
         for name, text in given.items():
             if name not in _OPTIONS:
                 raise _refused(name, text, f"is not an option; the options are {', '.join(_OPTIONS)}")
-        shape: Shape = _choice(given, "workload", "key-count", get_args(Shape))
+        shape: Shape = _choice(given, "workload", KEY_COUNT, get_args(Shape))
         rows_per_second = _whole(given, "rows_per_second", 1_000)
         payload_bytes = _whole(given, "payload_bytes", 0)
-        if payload_bytes and shape != "key-count":
+        if payload_bytes and shape != KEY_COUNT:
             raise _refused("payload_bytes", str(payload_bytes), f"must be 0 for workload={shape}")
+        lane_by: LaneBy = _choice(given, "lane_by", _LANE_BY[shape], get_args(LaneBy))
+        if lane_by == "key" and shape == WORDS:
+            raise _refused("lane_by", lane_by, f"must be row for workload={shape}")
         return cls(
             shape=shape,
             rows_per_second=rows_per_second,
@@ -77,7 +87,7 @@ class Workload:
             skew=_skew(given),
             payload_bytes=payload_bytes,
             lanes=_whole(given, "lanes", 2),
-            lane_by=_choice(given, "lane_by", "key", get_args(LaneBy)),
+            lane_by=lane_by,
             rows=_maybe(given, "rows", None),
             seed=_whole(given, "seed", 0),
             start=_maybe(given, "start", None),

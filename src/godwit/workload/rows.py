@@ -21,12 +21,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from godwit.workload import Workload
+from godwit.workload import LINE_WORDS, SPEEDS, WORDS, Workload
 
-__all__ = ["due_count", "keys_of", "lane_batches", "rows_batch", "schema_of"]
+__all__ = ["due_count", "due_us", "keys_of", "lane_batches", "rows_batch", "schema_of", "speeds_of", "words_of"]
 
 Numbers = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
+Bits = npt.NDArray[np.uint64]
 Reals = npt.NDArray[np.float64]
 Column: TypeAlias = "pa.Array[Any]"
 Batches: TypeAlias = Iterator[pa.RecordBatch]
@@ -45,6 +45,7 @@ _HEAD_RANKS: Final = 4_096
 _DUE: Final = pa.timestamp("us", tz="UTC")
 _FIELDS: Final[Mapping[str, Sequence[tuple[str, pa.DataType]]]] = {
     "key-count": [("key", pa.int64()), ("payload", pa.binary()), ("n", pa.int64()), ("due", _DUE)],
+    "word-count": [("line", pa.string()), ("n", pa.int64()), ("due", _DUE)],
     "traffic": [("car", pa.string()), ("speed", pa.float64()), ("n", pa.int64()), ("due", _DUE)],
 }
 
@@ -96,9 +97,11 @@ def _lane_numbers(workload: Workload, lane: int, first: int, stop: int) -> Itera
 
 def rows_batch(workload: Workload, numbers: Numbers, keys: Numbers, start_ms: int) -> pa.RecordBatch:
     """The rows of these numbers; `keys` are their keys, as `keys_of` gives them."""
-    shared = [pa.array(numbers), _due(workload, numbers, start_ms)]
-    if workload.shape == "traffic":
-        own = [_cars(keys), pa.array(_speeds(workload, numbers))]
+    shared: list[Column] = [pa.array(numbers), pa.array(due_us(workload, numbers, start_ms)).cast(_DUE)]
+    if workload.shape == SPEEDS:
+        own = [_named("C", keys), pa.array(speeds_of(workload, numbers))]
+    elif workload.shape == WORDS:
+        own = [_lines(workload, numbers)]
     else:
         own = [pa.array(keys), _payloads(workload, numbers)]
     return pa.RecordBatch.from_arrays(own + shared, schema=schema_of(workload))
@@ -106,32 +109,44 @@ def rows_batch(workload: Workload, numbers: Numbers, keys: Numbers, start_ms: in
 
 def keys_of(workload: Workload, numbers: Numbers) -> Numbers:
     """The key of each row: 0 .. keys-1; under Zipf's law key 0 is the most frequent, key 1 the next."""
-    draw = _unit(_words(workload.seed, _KEY, numbers))
+    draw = _unit(_bits(workload.seed, _KEY, numbers))
     if workload.skew:
         return _zipf(workload.keys, workload.skew).ranks(draw)
     draw *= workload.keys
     return draw.astype(np.int64)
 
 
-def _due(workload: Workload, numbers: Numbers, start_ms: int) -> Column:
-    """Row n is due n/rate after the start; with no rate every row is due at the start."""
+def words_of(workload: Workload, numbers: Numbers) -> Numbers:
+    """The words of each line, as keys: a row of `LINE_WORDS` for each number."""
+    places = numbers[:, None] * LINE_WORDS + np.arange(LINE_WORDS)
+    return keys_of(workload, places.reshape(-1)).reshape(places.shape)
+
+
+def due_us(workload: Workload, numbers: Numbers, start_ms: int) -> Numbers:
+    """Row n is due n/rate after the start; with no rate every row is due at the start. In microseconds."""
     if workload.rows_per_second:
-        micros = numbers * 1_000_000 // workload.rows_per_second + start_ms * 1_000
-    else:
-        micros = np.full(len(numbers), start_ms * 1_000, np.int64)
-    return pa.array(micros).cast(_DUE)
+        return numbers * 1_000_000 // workload.rows_per_second + start_ms * 1_000
+    return np.full(len(numbers), start_ms * 1_000, np.int64)
 
 
-def _cars(keys: Numbers) -> Column:
+def speeds_of(workload: Workload, numbers: Numbers) -> Reals:
+    """Uniform over [20, 80). 40 bits of chance: with 53 the sum could round up to 80."""
+    draw = (_bits(workload.seed, _SPEED, numbers) >> np.uint64(24)).astype(np.float64)
+    return draw * (60.0 * 2.0**-40) + 20.0
+
+
+def _named(letter: str, keys: Numbers) -> Column:
+    """A letter and the key's number."""
     digits = pa.array(keys).cast(pa.string())
-    joined: Column = pc.call_function("binary_join_element_wise", [pa.scalar("C"), digits, pa.scalar("")])
+    joined: Column = pc.call_function("binary_join_element_wise", [pa.scalar(letter), digits, pa.scalar("")])
     return joined
 
 
-def _speeds(workload: Workload, numbers: Numbers) -> Reals:
-    """Uniform over [20, 80). 40 bits of chance: with 53 the sum could round up to 80."""
-    draw = (_words(workload.seed, _SPEED, numbers) >> np.uint64(24)).astype(np.float64)
-    return draw * (60.0 * 2.0**-40) + 20.0
+def _lines(workload: Workload, numbers: Numbers) -> Column:
+    words = words_of(workload, numbers)
+    named = [_named("w", words[:, at]) for at in range(LINE_WORDS)]
+    joined: Column = pc.call_function("binary_join_element_wise", [*named, pa.scalar(" ")])
+    return joined
 
 
 def _payloads(workload: Workload, numbers: Numbers) -> Column:
@@ -139,20 +154,20 @@ def _payloads(workload: Workload, numbers: Numbers) -> Column:
     if not size:
         return pa.nulls(len(numbers), pa.binary())
     steps = np.arange(1, -(-size // 8) + 1, dtype=np.uint64) * np.uint64(_GAMMA)
-    words = _mixed(_words(workload.seed, _PAYLOAD, numbers)[:, None] + steps)
+    words = _mixed(_bits(workload.seed, _PAYLOAD, numbers)[:, None] + steps)
     data = np.ascontiguousarray(words.astype("<u8", copy=False).view(np.uint8)[:, :size])
     offsets = np.arange(0, (len(numbers) + 1) * size, size, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(data.data)]
     return pa.Array.from_buffers(pa.binary(), len(numbers), buffers)
 
 
-def _words(seed: int, column: int, numbers: Numbers) -> Words:
+def _bits(seed: int, column: int, numbers: Numbers) -> Bits:
     """64 bits of chance per row number."""
     origin = int(_mixed(np.array([(seed * 4 + column) * _GAMMA & _MASK], np.uint64))[0])
     return _mixed(numbers.astype(np.uint64) * np.uint64(_GAMMA) + np.uint64(origin))
 
 
-def _mixed(words: Words) -> Words:
+def _mixed(words: Bits) -> Bits:
     """splitmix64's finaliser, in place: each input bit flips each output bit with probability one half."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
@@ -162,7 +177,7 @@ def _mixed(words: Words) -> Words:
     return words
 
 
-def _unit(words: Words) -> Reals:
+def _unit(words: Bits) -> Reals:
     """Reals in [0, 1) with all the bits that a double holds."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -22,7 +22,7 @@ TIMELINES: Final = (
     "Latency of the rows that left in each 100 ms of the median run: p99 thick, p50 thin, a gap where none left."
     " Dashed: the request; shaded: the migration's phases."
 )
-COLOURS: Final = 8  # the page's style has so many for phases; a ninth shares the first one's
+COLOURS: Final = 9  # the page's style has so many for phases; a tenth shares the first one's
 
 
 @dataclass(frozen=True, slots=True)

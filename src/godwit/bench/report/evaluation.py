@@ -34,6 +34,9 @@ WAYS: Final = (  # the order in which they are shown, everywhere
     ("spark", "pandas"),
     ("godwit", "storage"),
     ("godwit", "parallel"),
+    ("godwit", "native"),
+    ("godwit", "at-rest"),
+    ("godwit", "no-support"),
 )
 
 

@@ -46,6 +46,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "rest_bytes_per_s": Figure("sent at rest", "MB/s", MB),
     "cpu_s": Figure("CPU", "s"),
     "rows_per_s": Figure("throughput", "rows/s"),
+    "batch_ms": Figure("time of a batch", "ms"),
 }
 
 SWEPT: Final[Mapping[str, str]] = {
@@ -56,7 +57,8 @@ SWEPT: Final[Mapping[str, str]] = {
     "skew": "skew (Zipf exponent)",
     "hosts": "hosts",
     "batch_rows": "rows a batch",
-    "checkpoint_s": "checkpoint interval, s",
+    "state_total_bytes": "state of all keys",
+    "segment_bytes": "changelog that a host may have to replay",
 }
 
 

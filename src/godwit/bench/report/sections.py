@@ -5,7 +5,7 @@ An experiment or a figure that is not there is said to be not measured; one that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 from godwit.bench.report import drawings, published
@@ -36,7 +36,8 @@ def _section(evaluation: Evaluation, experiment: Experiment, classes: Classes) -
     panels = [part for panel in ordered for part in _split(panel, experiment)]
     opening = [Words(shows), *([] if panels else [Words(MISSING)])]
     remarks = [_remark(paper, text) for paper, text in published.remarks(name)]
-    parts = [_part(panel, title, experiment, classes) for title, panel in panels]
+    there = {each for each in (*experiment.columns, *experiment.drawn) if any(over(p.runs, each) for _, p in panels)}
+    parts = [_part(panel, title, experiment, classes, there) for title, panel in panels]
     if name == "E1":
         parts.append(published_table())
     return Section(name, f"{name}: {experiment.title}", [*opening, *remarks], parts)
@@ -64,15 +65,15 @@ def _split(panel: Panel, experiment: Experiment) -> Iterator[tuple[str, Panel]]:
         yield ", ".join(filter(None, [panel.workload, way.label, trigger, by])), panel.only(panel.of(way))
 
 
-def _part(panel: Panel, title: str, experiment: Experiment, classes: Classes) -> Part:
+def _part(panel: Panel, title: str, experiment: Experiment, classes: Classes, there: Set[str]) -> Part:
     groups = grouped(panel, experiment.by)
     blocks: list[Block] = [Words(_setting(panel))]
     if panel.swept:
-        blocks += _swept(panel, groups, experiment)
+        blocks += _swept(panel, groups, experiment, there)
     else:
         blocks += drawings.timelines(groups, classes)
         blocks += drawings.bars(groups, experiment.drawn)
-        blocks += _flat(groups, experiment)
+        blocks += _flat(groups, experiment, there)
         blocks += [*drawings.phases(groups, classes), *_phase_table(groups)] if experiment.phases else ()
         blocks += compared(panel) if experiment.name == "E1" else ()
     blocks += drawings.row_costs(panel, groups, classes)
@@ -82,8 +83,8 @@ def _part(panel: Panel, title: str, experiment: Experiment, classes: Classes) ->
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _flat(groups: Sequence[Group], experiment: Experiment) -> Iterator[Block]:
-    """A row a way, a column a figure; a figure that nothing has is named below instead."""
+def _flat(groups: Sequence[Group], experiment: Experiment, there: Set[str]) -> Iterator[Block]:
+    """A row a way, a column a figure; a figure that nothing in the experiment has is named below instead."""
     loads = {run.number(LOAD) for group in groups for run in group.runs}
     # A load that was the same for all is said above the table.
     columns = [name for name in experiment.columns if name != LOAD or len(loads) > 1]
@@ -91,12 +92,12 @@ def _flat(groups: Sequence[Group], experiment: Experiment) -> Iterator[Block]:
     if known:
         head = [experiment.by if experiment.by == "order" else "protocol", *(figure(name).headed for name in known)]
         yield Table(head, [[_name(group), *(_cell(group.runs, name) for name in known)] for group in groups])
-    missing = [figure(name).heading for name in columns if name not in known]
+    missing = [figure(name).heading for name in columns if name not in there]
     if missing:
         yield Words(f"{MISSING.capitalize()}: {', '.join(missing)}.")
 
 
-def _swept(panel: Panel, groups: Sequence[Group], experiment: Experiment) -> Iterator[Block]:
+def _swept(panel: Panel, groups: Sequence[Group], experiment: Experiment, there: Set[str]) -> Iterator[Block]:
     """A table a figure: a row a way, a column a point."""
     points = panel.points
     known = [name for name in experiment.drawn if points and any(over(group.runs, name) for group in groups)]
@@ -110,7 +111,7 @@ def _swept(panel: Panel, groups: Sequence[Group], experiment: Experiment) -> Ite
     if line is not None and JITTER in known:
         at = ", ".join(point(panel.swept, value) for value in line.at)
         yield _remark(line.paper, f"peak jitter of its way ({line.way} here) {line.told()}, at {at}")
-    missing = [figure(name).heading for name in experiment.drawn if name not in known]
+    missing = [figure(name).heading for name in experiment.drawn if name not in there]
     if missing:
         yield Words(f"{MISSING.capitalize()}: {', '.join(missing)}.")
 
