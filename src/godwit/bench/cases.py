@@ -235,7 +235,7 @@ QUICK_BATCHES: Final = {"batches": 10}
 
 
 def cases(names: Sequence[str], only: str = "", quick: bool = False) -> list[Case]:
-    """The runs of these experiments; `only`: with all these texts in their names, or without -text; `quick`: a few short ones."""
+    """The runs of these experiments; `only`: with these texts in their names, or without -text; `quick`: a few short ones."""
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
         raise DefinitionError(

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +19,7 @@ import godwit
 from godwit.bench import load
 from godwit.bench.measures import Steady, drift_ms, interruption, peak_p99_ms, rate_of
 from godwit.bench.memory import CpuTime, Memory
+from godwit.bench.phases import spans_of
 from godwit.bench.realtime import Feed, RealTime
 from godwit.bench.settings import REAL_TIME, RESTART, STANDBY, START_S, Settings
 from godwit.bench.timeline import timeline
@@ -129,7 +128,7 @@ class _Run:
             "rows": self._rows,
             **self._computation.exactness(self._workload, rows, self._flock.state(NAME)),
             "timeline": timeline(departures, requested_s, -SHOWN_BEFORE_S, self._settings.watched_s),
-            "spans": spans(report["phases"]),
+            "spans": spans_of(report),
         }
 
     def _go_through(self) -> tuple[float, float, dict[str, Any]]:
@@ -179,11 +178,6 @@ class _Run:
 
     def _show(self, seen: int) -> None:
         self._watch.rows(seen, self._outputs)
-
-
-def spans(phases: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """[name, from, to] of each phase but the last, which only says that it is over."""
-    return [[name, round(begin, 3), round(end, 3)] for (name, begin), (_, end) in pairwise(phases)]
 
 
 def sideways(fraction: float, hosts: int, groups: int) -> list[int]:

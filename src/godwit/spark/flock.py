@@ -351,7 +351,7 @@ class Flock:
         def body(batches: Any) -> Any:
             lane = current_task(incarnation).lane
             task = Task(BatchRef("initial", "initial", INITIAL_BATCH), f"initial-{lane}")
-            return Router(replace(route, numbering="position"), task).run(batches, schema)
+            return Router(replace(route, numbering="position", event_time=None), task).run(batches, schema)
 
         frame.mapInArrow(body, "none int").count()
         self._home.keep(operator.spec, None, initialised=True)
