@@ -26,6 +26,7 @@ class Controller:
         self._protocol = protocol
         self._routing = first.joined(hosts)
         self._count = 0
+        self.asking: set[str] = set()  # migrations of which nobody has said yet whether they have begun
         self._last: tuple[str, str, Units] | None = None  # origin, target, units of the last request
 
     def table(self) -> Table:
@@ -52,7 +53,7 @@ class Controller:
         self.requests -= 1
         dice = self.world.dice
         plan = self._again() if self._last is not None and dice.random() < 0.4 else self._plan()
-        if plan is None:
+        if plan is None or self.world.rescued & {plan[0], plan[1]}:
             return
         origin, target, units = self._last = plan
         migration = f"m{self._count}"
@@ -62,6 +63,7 @@ class Controller:
         side_by_side = dice.choice((None, None, 1, 2, 3))
         self.checks.protocols[migration] = protocol
         self.world.tell("controller", "asks", migration, protocol, origin, "to", target, steps)
+        self.asking.add(migration)
         question = ("migrate", migration, target, protocol, steps, side_by_side)
         self.world.ask(self, "controller", origin, question, lambda said: self._asked(migration, origin, said))
         if dice.random() < 0.15:
@@ -71,6 +73,7 @@ class Controller:
             self.world.after(dice.randint(5, 60), self._tell_until_over, (word, migration), origin)
 
     def _asked(self, migration: str, origin: str, said: str) -> None:
+        self.asking.discard(migration)
         if said == "refused":
             self.checks.ended(migration, 0, 0, "refused")
 
@@ -79,7 +82,7 @@ class Controller:
 
     def _tell_until_over(self, question: tuple[Any, ...], host: str) -> None:
         """A standby stands until it is told: as long as it does, somebody tells it."""
-        at = self.world.hosts[host]
+        at = self.world.hosts.get(host)
         if question[1] in self.checks.outcomes:
             return
         if at is not None:
@@ -99,7 +102,7 @@ class Controller:
         dice = self.world.dice
         origin = dice.choice(self._hosts)
         target = dice.choice([host for host in self._hosts if host != origin])
-        host = self.world.hosts[origin]
+        host = self.world.hosts.get(origin)
         if host is None:
             return None
         mine = host.own.mine()

@@ -96,4 +96,6 @@ HOLES = (
         50,
         first=540,
     ),
+    _hole("heirs wait to be told", "an heir that has prepared relies on the driver, which is gone", "I6", 40, first=60),
+    _hole("a will for one", "the will is written before all heirs have prepared", "I1 I2 I5 I6", 40, first=40),
 )

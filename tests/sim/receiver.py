@@ -88,6 +88,25 @@ class Receiver:
         self._backlog.append(message)
         self._work_soon()
 
+    def told(self, message: tuple[Any, ...]) -> None:
+        """By the log of an origin that is lost."""
+        self._backlog.append(message)
+        self._work_soon()
+
+    def phase(self, number: int) -> Phase | None:
+        """None while something that was said of it has not been heard yet."""
+        step = self.machine.steps.get(number)
+        return None if step is None or self._backlog else step.phase
+
+    def ask(self, number: int) -> None:
+        self._ask(number)
+
+    def over(self, event: Event) -> None:
+        """What was said and not heard yet is not heard any more."""
+        self._backlog.clear()
+        self.hear(event)
+        self._leave_if_over()
+
     def lost(self, pipe: Pipe) -> None:
         if pipe is not self.pipe:
             return

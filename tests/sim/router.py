@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from godwit.model.ownership import Stand
 from godwit.model.routing import Routing
 from tests.sim.world import Pipe
 
@@ -25,6 +26,10 @@ class Table:
         self.hosts = list(routing.hosts)
         self._groups = [(routing.hosts[at], epoch) for at, epoch in zip(routing.owners, routing.epochs, strict=True)]
         self._keys = {key: (routing.hosts[at], epoch) for key, (at, epoch) in routing.apart.items()}
+
+    @property
+    def groups(self) -> int:
+        return len(self._groups)
 
     def route(self, key: int) -> str:
         return (self._keys.get(key) or self._groups[key % len(self._groups)])[0]
@@ -64,7 +69,7 @@ class Window:
 class Link:
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
-        self.opened = self.finishing = self.finished = self.down = False
+        self.opened = self.finishing = self.finished = self.down = self.retired = False
         self.pieces: list[Piece] = []  # sent on this pipe, in order
         self.answers = 0
 
@@ -132,13 +137,44 @@ class Task:
         if link.pipe is not pipe:
             return
         unanswered = link.pieces[link.answers :]
+        if self._retire(pipe.nodes[1], unanswered):
+            return
         link.pieces, link.answers, link.opened, link.finishing, link.down = [], 0, False, False, True
         for piece in unanswered:
             piece.sent = False
         self.world.after(self.world.delay(), self._reopen, pipe.nodes[1], unanswered)
 
+    def _retire(self, host: str, unanswered: list[Piece]) -> bool:
+        """Whether the host is lost for good. What it has not answered goes to its heirs, as if it had refused it."""
+        if host not in self.world.wills:
+            return False
+        link = self._links[host]
+        link.retired = link.opened = link.finished = True
+        for piece in unanswered:
+            self._refused_by(host, piece)
+        self.world.after(0, self._go)
+        return True
+
+    def _refused_by(self, host: str, piece: Piece) -> None:
+        piece.sent = piece.answered = True
+        piece.refused = [(number, key, self._heir(host, key)) for number, key in piece.rows]
+
+    def _heir(self, lost: str, key: int) -> tuple[str, str, int]:
+        """What it did not own is where the newest table says, which follows the facts."""
+        group = key % self.table.groups
+        for heir, units in self.world.wills[lost][1].items():
+            if key in units.keys or group in units.groups:
+                return ("key" if key in units.keys else "group"), heir, 0
+        owners = [
+            name for name, host in self.world.hosts.items() if host is not None and host.own.of(key).stand is Stand.MINE
+        ]
+        owner = (owners or [name for name in self.world.hosts if name not in self.world.wills])[0]
+        return "group", owner, 0
+
     def _reopen(self, host: str, unanswered: list[Piece]) -> None:
         if not self.alive:
+            return
+        if self._retire(host, unanswered):
             return
         link = self._links[host]
         link.pipe, link.down = self._open(host), False
@@ -190,6 +226,10 @@ class Task:
 
     def _send(self, piece: Piece) -> None:
         link = self._link(piece.host)
+        if link.retired:
+            self._refused_by(piece.host, piece)
+            self.world.after(0, self._go)
+            return
         if link.down:
             return  # it goes in its turn, when there is a connection again
         piece.sent = True

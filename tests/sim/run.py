@@ -14,9 +14,11 @@ from tests.sim.controller import Controller
 from tests.sim.disk import Disk, Row
 from tests.sim.host import Host
 from tests.sim.query import Query
+from tests.sim.takeover import Takeover
 from tests.sim.world import Breach, World
 
 HORIZON = 150  # about how long an undisturbed run takes
+TAKEN_OVER = 0.4  # of the hosts that crash, if nothing stands against it
 AFTER_FAULTS_MAX = 6_000  # by then everything has come to an end
 EVENTS_MAX = 60_000
 KINDS = (
@@ -142,9 +144,19 @@ class Run:
         host.crash()
         self.checks.owners()
         self.checks.kept()
-        self.world.after(self.world.dice.randint(2, 60), self._restart, host.name)
+        if self.world.dice.random() < TAKEN_OVER and Takeover.possible(self, host.name):
+            self.world.after(self.world.delay(), self._take_over, host.name)
+        else:
+            self.world.after(self.world.dice.randint(2, 60), self.restart, host.name)
 
-    def _restart(self, name: str) -> None:
+    def _take_over(self, name: str) -> None:
+        if Takeover.possible(self, name):
+            self.world.faults["takeover"] += 1
+            Takeover(self, name)
+        else:
+            self.restart(name)
+
+    def restart(self, name: str) -> None:
         self.world.tell(name, "restarts")
         Host(self.world, self.checks, name, self.checks.disks[name], self.hosts)
         self.checks.owners()

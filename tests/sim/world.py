@@ -47,6 +47,8 @@ class World:
         self.hosts: dict[str, Any] = {}  # name -> the host that runs, or None while it is down
         self.pipes: dict[Pipe, None] = {}
         self.cut_off: set[frozenset[str]] = set()  # pairs of nodes that do not hear each other
+        self.rescued: set[str] = set()  # lost hosts whose keys are being given new owners, or have been
+        self.wills: dict[str, tuple[str, Any]] = {}  # by lost host: the name of its will, and who gets what
         self.faults: Counter[str] = Counter()
         self.migration_messages = 0
         self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_MAX)
@@ -107,6 +109,10 @@ class World:
 
     def _asked(self, asker: Any, node: str, host: str, question: tuple[Any, ...], then: Callable[[Any], None]) -> None:
         if not asker.alive:
+            return
+        if host in self.wills and question[0] == "outcome":
+            word = "released" if question[1] == self.wills[host][0] else "kept"
+            self.after(self.delay(), self._answered, asker, then, word)
             return
         one = self.hosts.get(host)
         if one is None or not self.reach(node, host):

@@ -34,6 +34,9 @@ class Told:
     def drop_adopted(self) -> None:
         return
 
+    def ask(self, step: int) -> None:
+        raise AssertionError(f"step {step} is not prepared")
+
     def tell(self, note: dict[str, Any], body: Any) -> None:
         self.kinds.append(note["kind"])
         self.reached.set()

@@ -156,10 +156,14 @@ class Heir:
         try:
             self._take_over()
             self._become("prepared")
+            for receiver in self._receivers.values():
+                receiver.ask(0)  # it does not rely on being told what has become of it
         except Exception as error:  # noqa: BLE001 the driver must hear of it, and start the host instead
             told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
             self.failure = told.at(host=self._port.host)
             self._become("failed")
+        finally:
+            self._hold_batches(False)  # what is prepared and not decided holds them by itself
 
     def _take_over(self) -> None:
         request = self._request
@@ -221,7 +225,6 @@ class Heir:
         for operator, legacy in self._legacies.items():
             self._receivers[operator].tell(legacy.released(), None)
             self._answers[operator].expect("served")
-        self._hold_batches(False)
         self._become("served")
         return {operator: parcels.epochs_list(legacy.epochs()) for operator, legacy in self._legacies.items()}
 
@@ -231,7 +234,6 @@ class Heir:
         self._thread.join()
         for receiver in self._receivers.values():
             receiver.tell({"kind": "aborted", "step": 0}, None)
-        self._hold_batches(False)
         self._become("given up")
 
     def figures(self) -> dict[str, Any]:
