@@ -79,7 +79,7 @@ HOLES = (
         "a target takes part in a second hand-over of a unit before the first is resolved",
         "I1 I2 I5 I6",
         100,
-        first=500,
+        first=330,
     ),
     _hole(
         "resend at once",
@@ -94,7 +94,7 @@ HOLES = (
         "an origin that is a batch behind its target waits for a router, which waits for the rows that the target holds",
         "I6",
         50,
-        first=540,
+        first=200,
     ),
     _hole("heirs wait to be told", "an heir that has prepared relies on the driver, which is gone", "I6", 40, first=60),
     _hole("a will for one", "the will is written before all heirs have prepared", "I1 I2 I5 I6", 40, first=40),
