@@ -2,7 +2,7 @@
 
 Everything that goes to the target goes through one line, and what is put in line is put there under the instance's lock: so the
 target hears of copies and of the rows applied after them in the order in which they happened. Decides nothing that the machine
-decides; it knows how state is captured, sent and released.
+decides, nor what is told of a key (`luggage`): it knows when it is sent, and how a step is released.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify
@@ -44,10 +44,11 @@ from godwit.migration.events import (
     Waiting,
 )
 from godwit.migration.origin import PROTOCOLS, Origin, Phase
-from godwit.model.units import Unit, Units
+from godwit.model.units import Units
 from godwit.runtime import parcels
-from godwit.runtime.following import SLICE_KEYS, Following, Noting, Select
+from godwit.runtime.following import Following, Select
 from godwit.runtime.leases import host_directory
+from godwit.runtime.luggage import Luggage
 from godwit.runtime.orders import Order, Port
 from godwit.runtime.peer import GONE_PEER, RETRY_S, Broken, Failed, Line, LostPeer, Out, Peer, Reached
 from godwit.runtime.prompt import prompt
@@ -56,9 +57,6 @@ from godwit.runtime.shares import AWAY, selects
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
 
-SLICE_BYTES = 256 << 10  # sent at a time: a few hundred microseconds of Python's lock
-SLICE_ROWS = 2_000
-INDEX_KEYS = 2_000
 FORGET_KEYS = 250  # dropped at a time: about a millisecond under the instance's lock
 BEHIND_ROWS_MAX = 5_000  # forwarded and not yet replayed, below which the target counts as caught up
 
@@ -86,15 +84,13 @@ class Mover:
         self._port = port
         self._seat = seat
         self.units = union(order.steps)
-        self._select = selects(self.units, _ownership(seat))
+        self._luggage = Luggage(seat, self.units, self._found)
         self._resumed = released is not None
         self._machine = Origin.resumed(PROTOCOLS[order.protocol], released or {})
         self._line: Line = queue.SimpleQueue()
         self._peer = Peer(port, order, self._line)
         self._work: deque[Iterator[None]] = deque()
         self._chores: deque[tuple[int, Units]] = deque()  # steps that the target has, to be forgotten
-        self._keys: dict[Unit, dict[Key, int]] = {}  # of every unit, with their routing hashes
-        self._noting = Noting(seat, self._select, self._note_keys)
         self._following: dict[int, Following] = {}
         self._copied: dict[int, set[Key]] = {}  # by step, with the keys it has
         self._told_early: set[int] = set()  # steps of which the target has the batch in progress
@@ -146,7 +142,7 @@ class Mover:
             "bytes": figures.bytes,
             "rows_forwarded": figures.rows_forwarded,
             "bytes_forwarded": figures.bytes_forwarded,
-            "rows_applied": self._noting.rows,
+            "rows_applied": self._luggage.noting.rows,
             "waits": waits,
             "phases": [[name, round(at_ms, 2)] for name, at_ms in figures.phases],
             "moved": list(figures.moved),
@@ -275,7 +271,12 @@ class Mover:
         if following.rows - rows <= BEHIND_ROWS_MAX:
             self._handle(CaughtUp(step))
         else:
-            self._line.put(Out("copied", fields={"step": step, "rows": following.rows}))
+            self._line.put(self._marker(step, following))
+
+    def _marker(self, step: int, following: Following) -> Out:
+        """When the target comes to it, it has all that was forwarded before."""
+        batch = self._seat.instance.progress.batch
+        return Out("copied", fields={"step": step, "rows": following.rows, "batch": batch})
 
     def _tell_news(self) -> None:
         with self.news:
@@ -292,40 +293,18 @@ class Mover:
     # -- getting ready -----------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Find the keys of all units, without stopping anybody: new ones are noted from now on."""
-        state, codec = self._seat.instance.state, self._seat.instance.key_codec
         with self._seat.lock:
-            self._seat.instance.followers.append(self._noting)
             self._seat.told.append(self.post)
-            lists = state.key_lists()
-        for keys in lists:
-            for at in range(0, len(keys), INDEX_KEYS):
-                part = keys[at : at + INDEX_KEYS]
-                hashes = np.array([codec.route_hash(key) for key in part], np.int64)
-                chosen = np.flatnonzero(self._select(hashes)).tolist()
-                with self._seat.lock:
-                    self._note_keys([part[i] for i in chosen], hashes[chosen].tolist())
-        self.figures.keys_total = sum(map(len, self._keys.values()))
+        self._luggage.index()
+        self.figures.keys_total = len(self._luggage)
         with self._seat.lock:
-            share = state.bytes_estimate / max(state.key_count, 1)
-        sizes = [int(share * sum(len(self._keys.get(unit, ())) for unit in units)) for units in self.order.steps]
-        protocol = PROTOCOLS[self.order.protocol]
-        self._machine = Origin(protocol, self.order.steps, sizes, self.order.side_by_side)
+            sizes = self._luggage.sizes(self.order.steps)
+        self._machine = Origin(PROTOCOLS[self.order.protocol], self.order.steps, sizes, self.order.side_by_side)
         self._note("indexed")
 
-    def _note_keys(self, keys: list[Key], hashes: list[int]) -> None:
-        """Keys of moving units; called with the lock held."""
-        count = len(_ownership(self._seat).groups)
-        for key, route_hash in zip(keys, hashes, strict=True):
-            unit = Unit("key", route_hash) if route_hash in self.units.keys else Unit("group", route_hash % count)
-            known = self._keys.setdefault(unit, {})
-            if key not in known:
-                known[key] = route_hash
-                for following in self._following.values():
-                    following.found(key, route_hash)
-
-    def _keys_of(self, units: Units) -> dict[Key, int]:
-        return {key: h for unit in units for key, h in self._keys.get(unit, {}).items()}
+    def _found(self, key: Key, route_hash: int) -> None:
+        for following in self._following.values():
+            following.found(key, route_hash)
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -372,8 +351,8 @@ class Mover:
         select = selects(units, _ownership(self._seat))
         following = Following(self._seat, self._line, step, select, forward, self.order.check)
         with self._seat.lock:
-            self._line.put(Out("step", fields={"step": step, "units": units.to_dict()}))
-            for key, route_hash in self._keys_of(units).items():
+            self._line.put(self._luggage.announced(step, units))
+            for key, route_hash in self._luggage.of(units).items():
                 following.pending.append((route_hash, len(following.pending), key))
             heapify(following.pending)
             following.keys = {key for _, _, key in following.pending}
@@ -384,71 +363,37 @@ class Mover:
                 keys = following.next_slice()
                 if not keys:
                     if forward == "rows":
-                        self._early(step, select, following.keys)
-                    self._line.put(Out("copied", fields={"step": step, "rows": following.rows}))
+                        self._tell_early(step, select, following.keys)
+                    self._line.put(self._marker(step, following))
                     self._copied[step] = following.keys
                     self._line.put(Copied(step))
                     break
-                self._line.put(Out("state", self._bodies(keys), {"step": step}))
+                self._line.put(self._luggage.state(step, keys))
             yield
         self._note("copied")
 
-    def _early(self, step: int, select: Select, keys: Collection[Key]) -> None:
+    def _tell_early(self, step: int, select: Select, keys: Collection[Key]) -> None:
         """What the batch in progress has done so far. The target replays the rest, so that at the cut nothing of it is left."""
-        for out in self._of_batch(step, keys, self._seat.instance.ledger.of(select)):
+        for out in self._luggage.of_batch(step, keys, self._seat.instance.ledger.of(select)):
             self._line.put(out)
         self._told_early.add(step)
 
-    def _of_batch(self, step: int, keys: Collection[Key], entries: Iterable[tuple[str, Entry]]) -> Iterator[Out]:
-        """What keys held before the batch in progress, as far as it has changed, and ledger entries of it."""
-        instance = self._seat.instance
-        fields = {"step": step, "progress": instance.progress.to_dict()}
-        batches = instance.state.committed(keys, SLICE_ROWS, SLICE_BYTES)
-        yield Out("committed", (batch.serialize() for batch in batches), fields)
-        for lane, entry in entries:
-            info, body = entry.part(instance.name, instance.progress.batch, lane)
-            yield Out("ledger", iter([body]), {**fields, "entry": info})
-
-    def _bodies(self, keys: list[Key]) -> Iterator[Any]:
-        """What the keys hold now; made into bytes when it is sent."""
-        return (batch.serialize() for batch in self._seat.instance.state.held(keys, SLICE_ROWS, SLICE_BYTES))
-
     def _ship(self, step: int, units: Units) -> None:
         """All that the target does not have of the step. Nothing of it changes any more, so it is taken at once."""
-        instance, ownership = self._seat.instance, _ownership(self._seat)
+        instance, ownership, luggage = self._seat.instance, _ownership(self._seat), self._luggage
         with self._seat.lock:
             select = selects(units, ownership)
             copied = self._copied.get(step)  # found before the cut: rows wait from there on
-            keys: Collection[Key] = copied if copied is not None else self._found(units, select)
+            keys: Collection[Key] = copied if copied is not None else luggage.found(units, select)
+            out = [luggage.announced(step, units)]
+            if copied is None:
+                out += [self._backup(step)] if self.order.source == "backup" else luggage.all_state(step, keys)
             last = not (ownership.mine() - units)
-            out = [Out("step", fields={"step": step, "units": units.to_dict()})]
-            if self.order.source == "backup" and copied is None:
-                directory = str(host_directory(self._port.checkpoint, self._port.host))
-                out.append(Out("backup", fields={"step": step, "directory": directory, "lsn": self._seat.lsn}))
-            elif copied is None:
-                whole = list(keys)
-                out += [
-                    Out("state", self._bodies(whole[at : at + SLICE_KEYS]), {"step": step})
-                    for at in range(0, len(whole), SLICE_KEYS)
-                ]
-            early = copied is not None and step in self._told_early
             timers = self._farewell or list(instance.ledger.timers()) if last else []
+            early = copied is not None and step in self._told_early
             entries = timers if early else [*instance.ledger.of(select), *timers]
-            out += self._of_batch(step, () if early else keys, entries)
-            mark, _ = instance.mark_part()
-            epochs = {unit: ownership.share(unit).epoch for unit in units}
-            released = ownership.outgoing.get(f"{self.order.id}/{step}")
-            if released is not None:
-                epochs = {unit: epoch - 1 for unit, epoch in released.epochs.items()}
-            rest = {
-                "step": step,
-                "units": units.to_dict(),
-                "epochs": parcels.epochs_list(epochs),
-                "apart": [[key, *owner] for key, owner in ownership.apart(units).items()],
-                "mark": mark,
-                "released": released is not None,
-            }
-            out.append(Out("rest", fields=rest))
+            out += luggage.of_batch(step, () if early else keys, entries)
+            out.append(luggage.rest(self.order.id, step, units))
         self._port.log.flush(self._seat.lsn)
         if copied is not None:
             for item in out:
@@ -456,20 +401,15 @@ class Mover:
         else:
             self._work.append(self._shipping(out))
 
+    def _backup(self, step: int) -> Out:
+        """Where the target finds the state by itself."""
+        directory = str(host_directory(self._port.checkpoint, self._port.host))
+        return Out("backup", fields={"step": step, "directory": directory, "lsn": self._seat.lsn})
+
     def _shipping(self, out: list[Out]) -> Iterator[None]:
         for item in out:
             self._send(item)
             yield
-
-    def _found(self, units: Units, select: Select) -> Collection[Key]:
-        return self._keys_of(units) if self._keys else self._scan(select)
-
-    def _scan(self, select: Select) -> list[Key]:
-        """Keys of a step that was released before a restart."""
-        codec = self._seat.instance.key_codec
-        keys = list(self._seat.instance.state.keys())
-        hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
-        return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
 
     def _release(self, step: int, units: Units) -> None:
         instance, ownership = self._seat.instance, _ownership(self._seat)
@@ -498,7 +438,7 @@ class Mover:
         instance, ownership = self._seat.instance, _ownership(self._seat)
         select = selects(units, ownership)
         with self._seat.lock:
-            keys = list(self._found(units, select))
+            keys = list(self._luggage.found(units, select))
         for at in range(0, len(keys), FORGET_KEYS):
             part = keys[at : at + FORGET_KEYS]
             hashes = np.array([instance.key_codec.route_hash(key) for key in part], np.int64)
@@ -532,8 +472,8 @@ class Mover:
         with self._seat.lock:
             for step in list(self._following):
                 self._unfollow(step)
-            if self._noting in self._seat.instance.followers:
-                self._seat.instance.followers.remove(self._noting)
+            if self._luggage.noting in self._seat.instance.followers:
+                self._seat.instance.followers.remove(self._luggage.noting)
             if self.post in self._seat.told:
                 self._seat.told.remove(self.post)
 

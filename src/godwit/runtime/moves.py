@@ -17,10 +17,11 @@ from godwit.migration.events import AbortAsked, HandoverAsked
 from godwit.migration.origin import PROTOCOLS, register
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
+from godwit.runtime.copies import scan
 from godwit.runtime.heir import Heir
 from godwit.runtime.mover import Mover, union
 from godwit.runtime.orders import Order, Port
-from godwit.runtime.receiver import Receiver, scan
+from godwit.runtime.receiver import Receiver
 from godwit.runtime.rows import Index
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects

@@ -1,0 +1,327 @@
+"""What one migration has brought to its target: copies among the instance's own keys, written down like any other state.
+
+Decides how each thing that an origin tells (or the log that one has left behind) goes into state, ledger and changelog.
+`Instance.staged` says which units may have copies here, so that a restart can remove those that never became its own. Knows
+nothing of connections, nor of when a step is prepared, served or dropped: it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import NotDeterministic
+from godwit.model.ownership import Incoming
+from godwit.model.progress import BatchRef, Progress
+from godwit.model.units import Units
+from godwit.runtime import parcels
+from godwit.runtime.orders import Port
+from godwit.runtime.rows import Times
+from godwit.runtime.seat import Seat
+from godwit.runtime.shares import AWAY, selects
+from godwit.runtime.work import Part, Work
+from godwit.state.backup import state_at
+from godwit.state.changes import COLUMN_VAR, changes_schema
+from godwit.state.keys import Key
+from godwit.state.ledger import Entry
+
+BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # taken over at a time from a backup
+
+
+class Copies:
+    """Of one migration, by step."""
+
+    def __init__(self, port: Port, seat: Seat, migration: str, origin: str) -> None:
+        self.standing: dict[int, int] = {}  # of a standby: the origin's batch when the step was last heard of
+        self._port = port
+        self._seat = seat
+        self._id = migration
+        self._origin = origin
+        self._units: dict[int, Units] = {}
+        self._keys: dict[int, dict[Key, None]] = {}  # that lie here as copies
+        self._timers: dict[int, list[tuple[str, Entry]]] = {}
+        self._rests: dict[int, dict[str, Any]] = {}  # the last that came of a step
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+
+    def announce(self, step: int, units: Units) -> None:
+        """Write down that copies may lie here from now on; what lies here from earlier goes."""
+        instance = self._seat.instance
+        self._units[step] = units
+        self._timers.pop(step, None)
+        with self._seat.changed:
+            self.claim(units)
+            if any((out.units & units) for out in self._ownership.outgoing.values()):
+                self._drop_keys(scan(self._seat, selects(units, self._ownership)))
+            if units - instance.staged:
+                instance.staged |= units
+                self._log([instance.own_part()])
+
+    def claim(self, units: Units) -> None:
+        """A migration before this one may still have copies here, not knowing yet what became of it: it goes first. Locked."""
+        staging = self._seat.staging
+
+        def free() -> bool:
+            return not any(other != self._id and staged & units for other, staged in staging.items())
+
+        self._seat.changed.wait_for(lambda: free() or self._port.stopping())
+        staging[self._id] = staging.get(self._id, Units()) | units
+
+    def _note(self, step: int, keys: list[Key]) -> None:
+        self._keys.setdefault(step, {}).update(dict.fromkeys(keys))
+
+    def reached(self, progress: Progress) -> None:
+        """So far the origin has come."""
+        with self._seat.changed:
+            self._log(self._keep_up(progress))
+
+    def stands(self, step: int, batch: int) -> None:
+        """All of it has been copied, in this batch of the origin's."""
+        self.standing.setdefault(step, batch)
+
+    def committed(self, note: dict[str, Any], body: Any) -> None:
+        """What keys held before the batch in progress."""
+        instance, batch = self._seat.instance, self._batch(body)
+        with self._in_its_batch(note) as same:
+            if same:
+                instance.state.amend(batch)
+                self._log([({"kind": "committed", "op": instance.name, "batch": instance.progress.batch}, body)])
+
+    def ledger(self, note: dict[str, Any], body: Any) -> None:
+        """What the batch in progress has done; of what timers put out only one host tells, so that waits for the hand-over."""
+        instance, lane = self._seat.instance, note["entry"]["lane"]
+        entry = Entry.from_part(note["entry"], memoryview(body), instance.spec.output_schema)
+        with self._in_its_batch(note) as same:
+            if not same:
+                return
+            if not len(entry.rows):
+                self._timers.setdefault(note["step"], []).append((lane, entry))
+                return
+            taken = instance.ledger.take_over(lane, entry)
+            if taken is not None:
+                info, data = taken.part(instance.name, instance.progress.batch, lane)
+                self._log([(info | {"from": self._origin}, data)])
+
+    @contextmanager
+    def _in_its_batch(self, note: dict[str, Any]) -> Iterator[bool]:
+        """Whether this instance is in the batch that is told of, and not ahead: of a committed batch nobody asks again."""
+        progress = Progress.from_dict(note["progress"])
+        with self._seat.changed:
+            self._log(self._keep_up(progress))
+            yield progress.batch == self._seat.instance.progress.batch
+
+    def state(self, note: dict[str, Any], body: Any) -> None:
+        instance = self._seat.instance
+        batch = self._batch(body)
+        keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
+        self._note(note["step"], keys)
+        with self._seat.lock:
+            instance.state.replay(batch)
+            instance.state.settle_keys(keys)
+            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
+            self._log([(info, body)])
+
+    def backup(self, note: dict[str, Any], body: Any) -> None:
+        """The step's state out of the origin's changelog, as it was at the cut: the origin has no work with it."""
+        instance = self._seat.instance
+        spec = instance.spec
+        state = state_at(Path(note["directory"]), instance.name, spec.variables, instance.key_codec, note["lsn"])
+        keys = list(state.keys())
+        hashes = np.array([instance.key_codec.route_hash(key) for key in keys], np.int64)
+        mine = [keys[i] for i in np.flatnonzero(selects(self._units[note["step"]], self._ownership)(hashes)).tolist()]
+        for at in range(0, len(mine), BACKUP_KEYS):
+            for batch in state.held(mine[at : at + BACKUP_KEYS], BACKUP_ROWS, BACKUP_BYTES):
+                self.state(note, batch.serialize())
+
+    def changes(self, note: dict[str, Any], body: Any) -> None:
+        instance = self._seat.instance
+        progress = Progress.from_dict(note["progress"])
+        batch = self._batch(body)
+        keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
+        self._note(note["step"], keys)
+        if note["step"] in self.standing:
+            self.standing[note["step"]] = max(progress.batch, self.standing[note["step"]])
+        with self._seat.changed:
+            parts = self._keep_up(progress)
+            instance.state.replay(batch)
+            settled = progress.batch < instance.progress.batch
+            if settled:
+                instance.state.settle_keys(keys)
+            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": settled}
+            self._log([*parts, (info, body)])
+
+    def replay(self, note: dict[str, Any], body: Any) -> None:
+        """Rows that the origin has applied: the same again here, silently."""
+        instance = self._seat.instance
+        progress = Progress.from_dict(note["progress"])
+        chunk = parcels.chunk_of(body)
+        codec = instance.key_codec
+        keys = codec.from_arrow([chunk.batch.column(name) for name in codec.schema.names])
+        self._note(note["step"], keys)
+        with self._seat.changed:
+            parts = self._keep_up(progress)
+            request = BatchRef(progress.query or "", progress.run or "", progress.batch)
+            work = instance.follow(request, note["lane"], chunk, Times(*note["times"]))
+            self._log([*parts, *work.parts])
+            if "expect" in note:
+                self._compare(note, work)
+
+    def _compare(self, note: dict[str, Any], work: Work) -> None:
+        instance = self._seat.instance
+        found = parcels.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
+        if found != note["expect"]:
+            raise NotDeterministic(
+                "the processor did something else to the same rows when they were replayed on another host",
+                todo="Take clocks, chance and outside state out of it, or use a protocol that ships state, such as push",
+                operator=instance.spec.name,
+                lane=note["lane"],
+                batch=note["progress"]["batch"],
+            )
+
+    def _keep_up(self, progress: Progress) -> list[Part]:
+        """Be in the origin's batch, or ahead of it; the lock is held.
+
+        Does not wait for hand-overs to be decided, as the first row of a batch does: that they are may come later on this very
+        connection. Timers are not fired by it, so none is missed.
+        """
+        instance = self._seat.instance
+        return [instance.mark_part()] if instance.keep_up(progress, self._port.clock_ms()) else []
+
+    def rest(self, note: dict[str, Any]) -> bool:
+        """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
+
+        That is so if this instance has fired those of the batch already, and the origin has not: it has not come to firing
+        them, or not even to the batch.
+        """
+        instance, mark = self._seat.instance, note["mark"]
+        progress = Progress.from_dict(mark["progress"])
+        self._rests[note["step"]] = note
+        with self._seat.changed:
+            self._log(self._keep_up(progress))
+            fired_there = mark["fired"] and progress.batch == instance.progress.batch
+            timely = instance.spec.time_mode == "none" or fired_there or not instance.fired
+        return bool(timely or note["released"])
+
+    # -- what becomes of it ------------------------------------------------------------------------------------------
+
+    def expect(self, units: Units) -> None:
+        with self._seat.changed:
+            self._ownership.expect(units, self._origin)
+            self._seat.changed.notify_all()
+
+    def prepare(self, step: int, units: Units) -> None:
+        """All of it is here: durable when this returns, not served."""
+        instance, rest = self._seat.instance, self._rests[step]
+        with self._seat.changed:
+            same_batch = rest["mark"]["progress"]["batch"] == instance.progress.batch
+            instance.merge_watermark(rest["mark"]["watermark"], same_batch)
+            if same_batch and rest["mark"]["fired"] and not instance.fired:
+                instance.fired_elsewhere.append(selects(units, self._ownership))
+            apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
+            incoming = Incoming(units, self._origin, parcels.epochs_of(rest["epochs"]), apart)
+            self._ownership.prepare(f"{self._id}/{step}", incoming)
+            instance.staged |= units
+            self._log([instance.mark_part(), instance.own_part()])
+            lsn = self._seat.lsn
+            self._seat.changed.notify_all()
+        self._port.log.sync(lsn)
+
+    def serve(self, step: int, units: Units) -> None:
+        """They are this instance's own from now on, durably."""
+        instance = self._seat.instance
+        with self._seat.changed:
+            if f"{self._id}/{step}" in self._ownership.incoming:
+                self._ownership.serve(f"{self._id}/{step}")
+                self._unstage(units)
+                parts: list[Part] = [instance.own_part()]
+                for lane, entry in self._timers.pop(step, ()):
+                    instance.ledger.record(lane, entry)
+                    parts.append(entry.part(instance.name, instance.progress.batch, lane))
+                self._log(parts)
+            lsn = self._seat.lsn
+            self._seat.changed.notify_all()
+        self._rests.pop(step, None)
+        self._keys.pop(step, None)
+        self._port.log.sync(lsn)
+
+    def discard(self, step: int, units: Units) -> None:
+        """They stay with their origin; of a step that is not known here (-1), only what was promised is dropped."""
+        instance = self._seat.instance
+        with self._seat.changed:
+            self._ownership.drop(units)
+            select = selects(units, self._ownership)
+
+            def not_mine(hashes: Any) -> Any:
+                return select(hashes) & (instance.stands(hashes) == AWAY)
+
+            known = self._keys.pop(step, None) if step >= 0 else {}
+            keys = list(known) if known is not None else scan(self._seat, not_mine) if units & instance.staged else []
+            self._drop_keys([key for key in keys if not_mine(np.array([instance.key_codec.route_hash(key)]))[0]])
+            instance.ledger.drop(not_mine)
+            self._unstage(units)
+            self._log([instance.own_part()])
+            self._seat.changed.notify_all()
+        self._rests.pop(step, None)
+        self._timers.pop(step, None)
+
+    def _unstage(self, units: Units) -> None:
+        self._seat.instance.staged -= units
+        left = self._seat.staging.pop(self._id, Units()) - units
+        if left:
+            self._seat.staging[self._id] = left
+
+    # -- copies of a standby whose origin is lost --------------------------------------------------------------------
+
+    def adopt(self, other: Copies, units: Units, batch: int) -> bool:
+        """Take over, as one step, what another migration has brought here; False if that is not all of these units. Locked."""
+        staging = self._seat.staging
+        staged = staging.get(other._id, Units())
+        if units - staged:
+            return False
+        self.standing = {0: batch}
+        self._units = {0: units}
+        self._keys = {0: {key: None for keys in other._keys.values() for key in keys}}
+        staging[self._id], staging[other._id] = units, staged - units
+        other._keys = {}
+        return True
+
+    def drop_adopted(self) -> None:
+        """All of it is told anew, and the log no longer tells what has been removed meanwhile."""
+        with self._seat.changed:
+            if self.standing:
+                self._drop_keys(list(self._keys.pop(0, {})))
+                self.standing.clear()
+
+    # -- writing down ------------------------------------------------------------------------------------------------
+
+    @property
+    def _ownership(self) -> Any:
+        assert self._seat.instance.ownership is not None, "only instances with an ownership take part in migrations"
+        return self._seat.instance.ownership
+
+    def _batch(self, body: pa.Buffer) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(body, changes_schema(self._seat.instance.key_codec))
+
+    def _log(self, parts: list[Part]) -> None:
+        if parts:
+            self._seat.lsn = self._port.log.append(parts)
+
+    def _drop_keys(self, keys: list[Key]) -> None:
+        instance = self._seat.instance
+        changes = instance.state.drop(keys) if keys else None
+        if changes is not None and len(changes):
+            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
+            self._log([(info, changes.to_batch(instance.key_codec).serialize())])
+
+
+def scan(seat: Seat, select: Callable[[Any], Any]) -> list[Key]:
+    """The keys that are selected, of all there are; the lock is held."""
+    codec = seat.instance.key_codec
+    keys = list(seat.instance.state.keys())
+    hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
+    return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
