@@ -19,7 +19,7 @@ UNITS = Units.of(Unit("group", 0))
 
 
 def test_copies_are_as_far_as_their_origin_was(tmp_path: Path) -> None:
-    """This host may be a batch ahead: were that taken for theirs, an heir would not read the end of the batch before."""
+    """A target may be a batch ahead: were that taken for theirs, an heir would not read the end of the batch before."""
     log, recovered = Changelog.open(tmp_path)
     assert not list(recovered.parts())
     seat = Seat(instance_of(Sum()))
