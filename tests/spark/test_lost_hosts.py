@@ -35,7 +35,7 @@ def test_the_others_take_over_its_keys_and_a_new_host_joins(spark: SparkSession,
         run = stage.query.runId
         kill_host(stage.flock, "host-1")
         (told,) = wait_lost(stage)
-        assert told["recovery"] == "parallel", told
+        assert told["recovery"] == "taken over", told
         assert sorted(told["heirs"]) == ["host-0", "host-2"]
         wait_even(stage, 3)
         assert "host-1" not in stage.owners()
@@ -67,6 +67,21 @@ def test_where_nobody_can_take_over_hosts_start_again(spark: SparkSession, tmp_p
         kill_host(stage.flock, "host-1")
         wait_lost(stage)
         stage.runs()
+        stage.check()
+
+
+@pytest.mark.long
+def test_a_host_that_is_lost_again_and_again_is_quarantined(spark: SparkSession, tmp_path: Path) -> None:
+    with staged(spark, tmp_path, work=20_000) as stage:
+        stage.start()
+        for count in range(1, 4):
+            stage.runs()
+            kill_host(stage.flock, "host-0")
+            wait_lost(stage, count)
+        assert [line["recovery"] for line in lost(stage)] == ["storage", "storage", "taken over"]
+        assert "3 times" in stage.flock.status()["quarantined"]["host-0"]
+        wait_even(stage, 2)
+        assert "host-0" not in stage.owners()
         stage.check()
 
 

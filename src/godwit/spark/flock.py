@@ -388,7 +388,8 @@ class Flock:
     def status(self) -> dict[str, Any]:
         """Hosts with generation, address and restarts; per operator and host the keys, bytes, rows, rates and lag."""
         self._check_open()
-        return flock_status(self._home, self._owners, self._controller, self._hosts.jobs(), self._settings.token)
+        told = flock_status(self._home, self._owners, self._controller, self._hosts.jobs(), self._settings.token)
+        return told | {"quarantined": self._rescuer.quarantined()}
 
     # -- reconfiguring while queries run -----------------------------------------------------------------------------
 

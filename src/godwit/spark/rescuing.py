@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
+from godwit.control.losses import WINDOW_S, Losses
 from godwit.control.moves import spans
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.units import Units
@@ -51,6 +52,8 @@ class Rescuer:
         self._recovery = recovery
         self._durability = durability
         self._active_scopes = active_scopes
+        self._losses = Losses()
+        self._quarantined: dict[str, str] = {}
         self._one_at_a_time = threading.Lock()
 
     def lost(self, host: str) -> bool:
@@ -61,6 +64,7 @@ class Rescuer:
             if host not in self._members.hosts():
                 return True
             began_s = time.monotonic()
+            self._losses.add(host, began_s)
             copies = self._changes.copies_of(host)
             reason = self._against(host, copies)
             if not reason:
@@ -70,14 +74,22 @@ class Rescuer:
                     reason = str(error)
             if reason:
                 self._history.add("lost", host=host, recovery="storage", reason=reason)
+                self._hosts.closing.wait(self._losses.pause_s)
                 return False
         return True
+
+    def quarantined(self) -> dict[str, str]:
+        """Hosts that were lost too often to be started again, and why."""
+        return dict(self._quarantined)
 
     def _against(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> str:
         """Why it must be started again; empty if others can take over."""
         owned = self._owners.owned(host)
         covered = all(not units - _all_of(copies.get(operator, {})) for operator, units in owned.items())
-        if self._recovery != "parallel" and not (owned and covered):
+        if self._losses.storm:
+            return "hosts are lost one after another: others would fare no better with its keys"
+        wanted = self._recovery == "parallel" or (owned and covered) or self._losses.flaps(host)
+        if not wanted:
             return "recovery is 'storage', and there are no copies of all that it owned"
         if len(self._members.hosts()) == 1:
             return "there is no other host"
@@ -103,7 +115,11 @@ class Rescuer:
         self._members.lost(host)
         figures = {heir: {name: answer[name] for name in ("bytes", "by_copies")} for heir, answer in told.items()}
         took_s = round(time.monotonic() - began_s, 3)
-        self._history.add("lost", host=host, recovery=self._recovery, heirs=figures, took_s=took_s)
+        self._history.add("lost", host=host, recovery="taken over", heirs=figures, took_s=took_s)
+        if self._losses.flaps(host):
+            reason = f"lost {self._losses.of(host)} times within {WINDOW_S:.0f} s"
+            self._quarantined[host] = reason
+            self._history.add("quarantined", host=host, reason=reason)
         self._replace(before)
 
     def _groups_of(self, host: str) -> int:
