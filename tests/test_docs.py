@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from benchmarks import report
 from docs import tables
+from godwit.control import rule_checks, rules
+from godwit.control.measures import METRICS
 from godwit.migration import PROTOCOLS
 from godwit.spark.history import History
 from godwit.spark.requests import MoveOptions
@@ -70,7 +73,8 @@ def test_the_readme_example_gives_what_it_promises() -> None:
 
 
 WORDS = (
-    "lane chunk ledger generation epoch group instance router unit step origin target gate refusal stand routing_table"
+    "lane chunk ledger generation epoch group instance router unit step origin target gate refusal stand routing_table "
+    "rule warm demand"
 )
 
 
@@ -121,6 +125,44 @@ def test_the_guide_to_reconfiguration_runs(spark: SparkSession, tmp_path: Path) 
         ended = [line["outcome"] for line in History(tmp_path / "godwit").lines() if line["event"] == "ended"]
         assert ended.count("done") >= 9
         assert set(ended) <= {"done", "aborted"}
+    finally:
+        if "flock" in names:
+            names["flock"].close()
+
+
+# -- elasticity ------------------------------------------------------------------------------------------------------
+
+
+ELASTICITY = (ROOT / "docs/elasticity.md").read_text()
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_in_the_guide_to_elasticity(name: str) -> None:
+    assert f"`{name}`" in ELASTICITY.split("## Rules")[0]
+
+
+def test_every_field_and_every_ready_rule_is_in_the_guide_to_elasticity() -> None:
+    chapter = ELASTICITY.split("## Rules")[1].split("## Following")[0]
+    for name in (*(field.name for field in fields(rules.Rule) if field.name != "name"), *rules.ACTIONS):
+        assert f"`{name}`" in chapter or f'`"{name}"`' in chapter, name
+    for made in rules.READY.values():
+        assert f"`rules.{made.__name__}(" in chapter
+
+
+def test_the_rules_file_of_the_guide_is_one() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", ELASTICITY, re.DOTALL)
+    assert [rule.name for rule in rule_checks.checked(rules.parsed(text), 1, 4, ["count"])] == ["bottleneck", "slow"]
+
+
+@pytest.mark.timeout(300)
+def test_the_guide_to_elasticity_runs(spark: SparkSession, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "spark": spark, "directory": str(tmp_path)}
+    try:
+        for number, snippet in enumerate(snippets("docs/elasticity.md")):
+            exec(compile(snippet, f"elasticity.md[{number}]", "exec"), names)
+        decided = [line for line in History(tmp_path / "godwit").lines() if line["event"] == "decided"]
+        assert [line["dry_run"] for line in decided] == sorted((line["dry_run"] for line in decided), reverse=True)
+        assert [line["hosts"] for line in decided if not line["dry_run"] and line["action"] == "scale"] == [2]
     finally:
         if "flock" in names:
             names["flock"].close()

@@ -14,7 +14,7 @@ import godwit
 from godwit.spark.operators import OperatorOptions
 from godwit.spark.requests import MoveOptions
 
-PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "windows"}
+PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "rules", "windows"}
 REQUIRED = inspect.Parameter.empty
 
 # (name, kind, default) of what users pass: a change here is a change of the API.
@@ -49,6 +49,14 @@ NATIVE = [
     if name != "outputStructType"
 ]
 SELECTION = [("keys", KEYWORD, None), ("groups", KEYWORD, None)]
+AUTOSCALE = [
+    ("rules", POSITIONAL, None),
+    ("dry_run", KEYWORD, False),
+    ("minimum", KEYWORD, 1),
+    ("maximum", KEYWORD, None),
+    ("every_s", KEYWORD, 1.0),
+    ("warm", KEYWORD, 0),
+]
 MOVE_OPTIONS = set(
     "check gap_ms on_conflict order progress protocol rate_bytes_per_s restart side_by_side source step_units wait".split()
 )
@@ -85,9 +93,11 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_flock_has_exactly_these_members() -> None:
     assert set(public_members(godwit.Flock)) == {
+        "autoscale",
         "close",
         "drain",
         "history",
+        "measures",
         "move",
         "process",
         "rebalance",
@@ -110,6 +120,8 @@ def test_flock_has_exactly_these_members() -> None:
         (godwit.Flock.process, NATIVE),
         (godwit.Flock.state, [("name", POSITIONAL, REQUIRED)]),
         (godwit.Flock.status, []),
+        (godwit.Flock.measures, []),
+        (godwit.Flock.autoscale, AUTOSCALE),
         (godwit.Flock.scale, [("hosts", POSITIONAL, REQUIRED)]),
         (godwit.Flock.move, [("operator", POSITIONAL, REQUIRED), *SELECTION, ("to", KEYWORD, REQUIRED)]),
         (godwit.Flock.drain, [("host", POSITIONAL, REQUIRED)]),

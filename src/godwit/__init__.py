@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from godwit import errors, windows
+    from godwit.control import rules
     from godwit.errors import GodwitError
     from godwit.runtime.native import Processor
     from godwit.runtime.rows import Outputs, Rows, Times
     from godwit.spark.flock import Flock
 
 __version__ = "0.1.0"
-__all__ = ["Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "windows"]
+__all__ = ["Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "rules", "windows"]
 
 _HOMES = {
     "Flock": "godwit.spark.flock",
@@ -25,6 +26,7 @@ _HOMES = {
     "Rows": "godwit.runtime.rows",
     "Times": "godwit.runtime.rows",
     "errors": "godwit.errors",
+    "rules": "godwit.control.rules",
     "windows": "godwit.windows",
 }
 
@@ -33,7 +35,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'godwit' has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    return module if name in ("errors", "windows") else getattr(module, name)
+    return module if name in ("errors", "rules", "windows") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

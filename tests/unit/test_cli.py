@@ -12,7 +12,7 @@ from godwit.bench.aims import aims, sound
 from godwit.bench.measures import quartile_rate, rate_of
 from godwit.bench.migration import sideways
 from godwit.bench.settings import ALL_PROTOCOLS, REAL_TIME_RATE, Settings
-from godwit.cli import bench, main, parser
+from godwit.cli import bench, elasticity, main, parser
 from godwit.errors import DefinitionError
 from godwit.migration import PROTOCOLS
 from godwit.migration.origin import drawn
@@ -79,6 +79,9 @@ def test_help_of_the_benchmark_explains_the_figure(figure: str, capsys: pytest.C
         ("bench migration --seconds 1/2", "not three numbers"),
         ("bench migration --seconds 1/0/2", "--seconds must be three numbers over 0"),
         ("bench migration --runs 0", "--runs must be 1 or more"),
+        ("bench elasticity week", "there is no part 'week'"),
+        ("bench elasticity --runs 0", "--runs must be 1 or more"),
+        ("bench elasticity --seconds 1", "--seconds 30 or more"),
         ("bench migration --json /no/such/directory/x", "No such file or directory"),
         ("bench rest --batches 0", "--batches must be 1 or more"),
         ("protocols teleport", "there is no protocol 'teleport'"),
@@ -279,3 +282,35 @@ def test_history_of_an_operator_as_json(checkpoint: Path, capsys: pytest.Capture
 def test_settings_that_make_no_sense_are_refused_without_the_command() -> None:
     with pytest.raises(DefinitionError, match="--state-bytes"):
         Settings(state_bytes=-1).checked()
+
+
+# -- elasticity ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "figure", "decided_s served_s relieved_s target_held host_seconds cost_ratio lost duplicated out_of_order".split()
+)
+def test_help_of_elasticity_explains_the_figure(figure: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figure in answer(capsys, "bench", "elasticity", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            {"benchmark": "measuring", "ratio": {"median": 0.991, "min": 0.98, "max": 1.01}},
+            "throughput with measuring / without: 0.991 (0.980 to 1.010)",
+        ),
+        (
+            {"benchmark": "relief", "warm": 1, "decided_s": 3.2, "served_s": 4.1, "relieved_s": 9},
+            "relief with 1 warm: decided after 3.2 s, served after 4.1 s, within the target after 9 s",
+        ),
+        (
+            {"benchmark": "day", "target_held": 0.995, "cost_ratio": 1.2, "actions": 11},
+            "day: target held in 99.5 % of windows, 1.20 of an oracle's host-seconds, 11 actions",
+        ),
+    ],
+    ids=lambda value: value["benchmark"] if isinstance(value, dict) else "",
+)
+def test_summary_of_elasticity_has_the_figures_looked_for_first(line: dict[str, Any], told: str) -> None:
+    assert elasticity.summary(line) == told

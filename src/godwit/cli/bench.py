@@ -22,7 +22,7 @@ from godwit.bench.settings import (
     WORKLOADS,
     Settings,
 )
-from godwit.cli import evaluation
+from godwit.cli import elasticity, evaluation
 from godwit.cli.progress import watching
 from godwit.control.orders import ORDERS
 from godwit.errors import DefinitionError
@@ -75,6 +75,7 @@ def add(words: Any) -> None:
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _add_migration(_kind(kinds, "migration", "keys move while rows come in", MIGRATION, EXAMPLES))
     evaluation.add(kinds, _kind)
+    elasticity.add(kinds, _kind)
     _add_rest(_kind(kinds, "rest", "nothing moves: what the support for it costs", REST, ""))
 
 

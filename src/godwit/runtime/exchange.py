@@ -136,7 +136,10 @@ class Exchange:
                 )
             return self._do(seat, lambda i: i.apply(request, lane, chunk))
 
+        came_s = time.perf_counter()
         with seat.lock:
+            let_in_s = time.perf_counter()
+            seat.gauges.waited(let_in_s, let_in_s - came_s)
             passed = gate.let_in(chunk_from(data), note.get("seen", 0), note.get("again", False), apply)
             work = Work([batch for done in passed.works for batch in done.outputs], lsn=seat.lsn)
         self._log.flush(work.lsn)
@@ -151,12 +154,18 @@ class Exchange:
 
     def _do(self, seat: Seat, job: Callable[[Instance], Work]) -> Work:
         """With the lock held: do it and put in line what it must leave in the changelog."""
+        counters, rows_before = seat.instance.counters, seat.instance.counters.rows
         began = time.perf_counter()
-        work = job(seat.instance)
-        if work.parts:
-            seat.lsn = self._log.append(work.parts)
-        work.lsn = seat.lsn
-        seat.instance.counters.busy_s += time.perf_counter() - began
+        seat.gauges.begins(began)
+        try:
+            work = job(seat.instance)
+            if work.parts:
+                seat.lsn = self._log.append(work.parts)
+            work.lsn = seat.lsn
+        finally:
+            ended = time.perf_counter()
+            seat.gauges.ends(ended, counters.rows - rows_before)
+        counters.busy_s += ended - began
         return work
 
     def answer(self, writer: Any, work: Work, kind: str, **fields: Any) -> None:

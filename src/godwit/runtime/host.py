@@ -274,7 +274,7 @@ class Host:
         return {}
 
     def _action_status(self, request: dict[str, Any]) -> dict[str, Any]:
-        instances = [seat.instance.status() for seat in self._seats]
+        instances = [seat.status() for seat in self._seats]
         return {
             "host": self.config.host,
             "generation": self.generation,

@@ -32,6 +32,7 @@ from godwit.model.watermark import Watermark
 from godwit.runtime.grouping import group_by_key
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.shares import MINE, Mask, Shares
+from godwit.runtime.sketch import HotKeys
 from godwit.runtime.spec import OperatorSpec, schema_text
 from godwit.runtime.work import Admit, Chunk, Counters, Follower, Part, Work
 from godwit.state.changes import COLUMN_VAR, changes_schema
@@ -58,6 +59,7 @@ class Instance:
         self._shares: Shares | None = None
         self.staged = Units()  # of which copies may lie here that are not owned yet, or any more
         self.followers: list[Follower] = []
+        self.hot: HotKeys | None = None  # counts the rows of the keys that have most, where somebody wants to know
         self.fired_elsewhere: list[Callable[[Index], Mask]] = []
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
 
@@ -344,6 +346,7 @@ class Instance:
         times: Times | None = None,
         record: bool = True,
     ) -> list[Key]:
+        counted = times is None  # rows that are only followed cost their owner, and count there
         times = times or self.times
         kept = self._without_late(chunk, times)
         late = len(chunk) - len(kept)
@@ -355,6 +358,8 @@ class Instance:
             late -= getattr(self.adapter, "late_rows", 0)  # a window decides by itself which rows are too late for it
             tagged = self._call(lambda adapter: _tagged(adapter.process(grouped, times)))
             late += getattr(self.adapter, "late_rows", 0)
+            if self.hot is not None and counted:
+                self.hot.add(grouped, kept.hashes)
         else:
             tagged = _empty(self.spec.output_schema)
         if late:
@@ -510,6 +515,7 @@ class Instance:
             "timers_fired": counters.timers_fired,
             "busy_s": counters.busy_s,
             "rows_per_second": counters.rate(),
+            "offered_rows_per_s": counters.offered(),
             "touched_ms": self.times.processing_ms,
         }
 

@@ -7,10 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from godwit.migration.events import Event
 from godwit.model.units import Units
+from godwit.runtime.gauges import Gauges
 from godwit.runtime.instance import Instance
+from godwit.state.keys import Key, KeyCodec
 
 STALLS_MAX = 100_000
 
@@ -37,6 +40,7 @@ class Seat:
     staging: dict[str, Units] = field(default_factory=dict)  # by migration: of what it has copies here
     inheriting: bool = False  # keys of a lost host are being taken over
     stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
+    gauges: Gauges = field(default_factory=lambda: Gauges(time.perf_counter()))
 
     def stalled(self, waited_ms: float, rows: int) -> None:
         self.stalls.append(Stall(time.time() * 1000, waited_ms, rows))
@@ -47,3 +51,17 @@ class Seat:
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
+        self.instance.hot = self.gauges.hot if self.gauges.on else None
+
+    def status(self) -> dict[str, Any]:
+        """What the instance says of itself, and what it has been doing lately."""
+        gauges = self.gauges.told(time.perf_counter())
+        for hot in gauges["hot"]["keys"]:
+            hot["key"] = _shown(self.instance.key_codec, hot["key"])
+        return self.instance.status() | {"gauges": gauges}
+
+
+def _shown(key_codec: KeyCodec, key: Key) -> list[Any]:
+    """A key as its user knows it, in what JSON has room for."""
+    plain = (str, int, float, bool, type(None))
+    return [value if isinstance(value, plain) else str(value) for value in key_codec.public(key)]

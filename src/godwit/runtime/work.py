@@ -18,6 +18,7 @@ Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and
 # Asks whether a run not seen before is the newest: request, last batch, fresh.
 Admit = Callable[[BatchRef, int, bool], None]
 SAMPLE_MAX = 2048
+OFFERED_MS_MIN = 1000  # what comes in is told over a second at least: single batches vary
 
 
 class Follower(Protocol):
@@ -75,6 +76,24 @@ class Counters:
             return 0.0
         (began_ms, before), (ended_ms, after) = self.recent[0], self.recent[-1]
         return (after - before) * 1000 / (ended_ms - began_ms)
+
+    def offered(self) -> float | None:
+        """Rows a second that came in lately, applied yet or not; None before there have been batches enough.
+
+        The rows of a batch are those that came between the starts of the two batches before it, however long it takes to apply
+        them. What has been applied of the last batch so far is counted too if that makes it more.
+        """
+        recent = list(self.recent)
+        if len(recent) < 3:
+            return None
+        last = len(recent) - 1
+        first = next(
+            (at for at in range(last - 1, 0, -1) if recent[last - 1][0] - recent[at - 1][0] >= OFFERED_MS_MIN), 1
+        )
+        began_ms = recent[first - 1][0]
+        spans = ((recent[last][1], recent[last - 1][0]), (self.rows, recent[last][0]))
+        rates = [(rows - recent[first][1]) * 1000 / (until - began_ms) for rows, until in spans if until > began_ms]
+        return max(rates, default=None)
 
 
 @dataclass(slots=True)

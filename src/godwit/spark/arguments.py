@@ -67,6 +67,12 @@ def check_slots(spark: SparkSession, hosts: int) -> None:
         )
 
 
+def slots_of(spark: SparkSession) -> int:
+    """Task slots that Spark has now."""
+    context: Any = spark.sparkContext._jsc.sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+
+
 def source_count(frame: DataFrame, ticks: bool) -> int:
     """Streaming sources under an operator, its timers' included."""
     plan: Any = frame._jdf.queryExecution().analyzed()

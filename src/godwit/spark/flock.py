@@ -30,10 +30,12 @@ from godwit.spark import timers
 from godwit.spark.admission import Admission, Binding
 from godwit.spark.arguments import check_arguments, check_session, check_slots, key_names, source_count
 from godwit.spark.carrying import Carrier
+from godwit.spark.elasticity import Autoscaler, RulesGiven, checked_asked
 from godwit.spark.history import History
 from godwit.spark.home import Home
 from godwit.spark.hosting import HostJob, Hosts
 from godwit.spark.initial import by_owner, initial_rows
+from godwit.spark.measuring import Measuring
 from godwit.spark.membership import Membership
 from godwit.spark.migrations import Migration
 from godwit.spark.operators import (
@@ -127,6 +129,8 @@ class Flock:
         self._members = Membership(
             self._home, self._hosts, self._owners, self._history, partial(check_slots, spark), self._stop_queries
         )
+        self._measuring = Measuring(self._hosts, self._members, self._owners)
+        self._autoscaler: Autoscaler | None = None
         carrier = Carrier(self._hosts, self._owners, self._history, self._operators.__contains__)
         self._changes = Reconfiguration(self._owners, self._members, carrier, self._history, self._incarnation)
         self._rescuer = Rescuer(
@@ -183,6 +187,8 @@ class Flock:
                 return
             self._closed = True
         atexit.unregister(self.close)
+        if self._autoscaler is not None:
+            self._autoscaler.stop()
         self._stop_queries()
         self._hosts.close()
         self._changes.wait_ended(5.0)
@@ -391,6 +397,11 @@ class Flock:
         told = flock_status(self._home, self._owners, self._controller, self._hosts.jobs(), self._settings.token)
         return told | {"quarantined": self._rescuer.quarantined()}
 
+    def measures(self) -> dict[str, Any]:
+        """Per operator what hosts have measured lately: useful time, true rate, waits, hot keys, the key that limits it."""
+        self._check_open()
+        return self._measuring.told()
+
     # -- reconfiguring while queries run -----------------------------------------------------------------------------
 
     def scale(self, hosts: int, **options: Unpack[MoveOptions]) -> Migration:
@@ -445,6 +456,31 @@ class Flock:
         some = keys is not None or groups is not None
         units = asked_units(spec, keys, groups, self._owners.group_count()) if some else None
         return self._changes.standby(operator, units, to, options)
+
+    def autoscale(
+        self,
+        rules: RulesGiven = None,
+        *,
+        dry_run: bool = False,
+        minimum: int = 1,
+        maximum: int | None = None,
+        every_s: float = 1.0,
+        warm: int = 0,
+    ) -> Autoscaler:
+        """Follow the load by rules, until the handle's stop() or the flock's end.
+
+        rules: `godwit.rules.Rule`s, or the path of a TOML file; sizing and hot-key spreading unless given. dry_run: only say,
+        in `history()` and by the handle, what would be done. minimum, maximum: of hosts; unless given, as many as leave the
+        query two task slots. every_s: how often it looks. warm: hosts beyond those in use that are kept started and empty,
+        within the maximum, so that scaling out does not wait for a start.
+        """
+        self._check_open()
+        if self._autoscaler is not None and self._autoscaler.running:
+            raise DefinitionError("rules are being followed already", todo="Call stop() of the handle before")
+        hosts = len(self._members.hosts())
+        asked = checked_asked(self._spark, hosts, self._owners.names(), rules, minimum, maximum, every_s, warm)
+        self._autoscaler = Autoscaler(asked, dry_run, self._measuring, self._changes, self._history)
+        return self._autoscaler
 
     def routing(self, operator: str) -> RoutingView:
         """Which host owns which groups and single keys of an operator, since when, and by which migration."""

@@ -6,7 +6,7 @@ Nothing is done here; a plan is made again when its turn comes, from the tables 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from godwit.control import planner
@@ -24,16 +24,20 @@ from godwit.spark.requests import checked_host
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done. `standing` are the copies that take over, for moves with protocol "standby"."""
+    """What is to be done. `standing` are the copies that take over, for moves with protocol "standby".
+
+    `roster`: it goes by which hosts there are, so none joins or leaves beside it even if it lets none do so itself.
+    """
 
     moves: list[Move]
     joining: list[str] = field(default_factory=list)
     leaving: list[str] = field(default_factory=list)
     minimum: int | None = None
     standing: list[tuple[Migration, Course]] = field(default_factory=list)
+    roster: bool = False
 
     def claim(self) -> Claim:
-        return Claim.of(self.moves, self.leaving, roster=bool(self.joining or self.leaving))
+        return Claim.of(self.moves, self.leaving, roster=self.roster or bool(self.joining or self.leaving))
 
 
 class Plans:
@@ -56,10 +60,32 @@ class Plans:
         self._members.check_slots(count)
         if count >= len(now):
             return self._spread([*now, *self._members.next_hosts(count - len(now))], now)
-        groups = {host: sum(len(units.groups) for units in self._owners.owned(host).values()) for host in now}
-        newest_first = sorted(now, key=lambda host: (groups[host], -now.index(host)))
+        newest_first = sorted(now, key=lambda host: (self._group_count(host), -now.index(host)))
         gone = newest_first[: len(now) - count]  # those with least, so that least is moved
         return self._spread([host for host in now if host not in gone], now)
+
+    def arranged(self, count: int, warm: int) -> Plan:
+        """So many hosts that own something, from those that are started and empty as far as there are; as many stay warm."""
+        now = list(self._members.hosts())
+        owning = [host for host in now if self._owners.owned(host)]
+        empty = [host for host in now if host not in owning]
+        more = self._members.next_hosts(max(0, count - len(now)))
+        fewest_first = sorted(owning, key=lambda host: (self._group_count(host), -now.index(host)))
+        gone = fewest_first[: max(0, len(owning) - count)]
+        chosen = [host for host in [*owning, *empty, *more] if host not in gone][:count]
+        rest = [host for host in now if host not in chosen]
+        self._members.check_slots(len(chosen) + len(rest))
+        return replace(self._spread(chosen, [host for host in now if host not in rest[:warm]]), roster=True)
+
+    def warmed(self, count: int) -> Plan:
+        """So many hosts that are started and own nothing: others join, or some of them leave."""
+        now = list(self._members.hosts())
+        empty = [host for host in now if not self._owners.owned(host)]
+        self._members.check_slots(len(now) + max(0, count - len(empty)))
+        return Plan([], self._members.next_hosts(max(0, count - len(empty))), empty[count:])
+
+    def _group_count(self, host: str) -> int:
+        return sum(len(units.groups) for units in self._owners.owned(host).values())
 
     def without(self, host: Any) -> Plan:
         now = list(self._members.hosts())
@@ -89,8 +115,9 @@ class Plans:
 
     def rebalanced(self, operator: str) -> Plan:
         table = self._owners.table(operator)
-        measured = {host: self._carrier.measure(host, operator) for host in table.hosts}
-        return Plan(planner.rebalance(operator, table, table.hosts, measured))
+        hosts = [host for host in table.hosts if self._owners.owned(host)]  # one that is kept warm stays empty
+        measured = {host: self._carrier.measure(host, operator) for host in hosts}
+        return Plan(planner.rebalance(operator, table, hosts, measured))
 
     def copied(self, operator: str, units: Units | None, to: Any) -> Plan:
         table = self._owners.table(operator)

@@ -70,6 +70,16 @@ class Reconfiguration:
         options = self._piecewise(given, "scale")
         return self._submit("scale", lambda: self._plans.scaled(hosts), options, hosts=hosts)
 
+    def arrange(self, hosts: int, warm: int, given: MoveOptions) -> Migration:
+        """As `scale`, for hosts that own something; so many more stay, or are taken, that are started and empty."""
+        options = self._piecewise(given, "scale")
+        return self._submit("scale", lambda: self._plans.arranged(hosts, warm), options, hosts=hosts)
+
+    def warm(self, count: int, given: MoveOptions) -> Migration:
+        """Have so many hosts that are started and own nothing."""
+        options = checked_options(given)
+        return self._submit("warm", lambda: self._plans.warmed(count), options, warm=count)
+
     def drain(self, host: Any, given: MoveOptions) -> Migration:
         options = checked_options(given)
         planned = self._plans.handed_over_from if options.protocol == STANDBY else self._plans.without
@@ -205,6 +215,11 @@ class Reconfiguration:
             if course.attempt and not course.over:
                 self._carrier.abort(course, reason)
 
+    def keys_move(self) -> bool:
+        """Whether keys move, or are about to; copies that stand do not, nor does a host that joins to be warm."""
+        with self._turn:
+            return any(one.migration.kind != "warm" and not one.migration.standing for one in self._line)
+
     def wait_ended(self, timeout_s: float) -> bool:
         """Until nothing is in line; for a flock that closes, whose requests end by themselves."""
         with self._turn:
@@ -289,7 +304,8 @@ class Reconfiguration:
 
     def _leave(self, migration: Migration, leaving: list[str]) -> None:
         """Again until they are empty: keys routed apart follow their groups, and an operator may have been defined since."""
-        staying = [host for host in self._members.hosts() if host not in leaving]
+        others = [host for host in self._members.hosts() if host not in leaving]
+        staying = [host for host in others if self._owners.owned(host)] or others  # one that is kept warm stays empty
         protocol = "pause" if migration.options.protocol == STANDBY else migration.options.protocol
         order = migration.options.order
         while not self._members.leave(leaving):
