@@ -137,11 +137,6 @@ class Reconfiguration:
             if course.move.origin == host:
                 course.moved |= {unit: 0 for unit in course.move.units if unit not in course.moved}
 
-    def under_way(self) -> bool:
-        """Whether something is being moved, besides copies that stand."""
-        with self._turn:
-            return any(not request.migration.standing for request in self._line)
-
     # -- the line ----------------------------------------------------------------------------------------------------
 
     def _submit(self, kind: str, planned: Planned, options: Options, **asked: Any) -> Migration:

@@ -93,7 +93,7 @@ class Rescuer:
             return "recovery is 'storage', and there are no copies of all that it owned"
         if len(self._members.hosts()) == 1:
             return "there is no other host"
-        if self._changes.under_way():
+        if self._changes.keys_move():
             return "keys are being moved"
         return ""
 
