@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from godwit.spark import rescuing
 from tests.spark.flocks import OPERATOR, kill_host, wait_until
 from tests.spark.stage import Stage, staged
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rescuing, "REPLACE_AFTER_S", 0.5)
 
 
 def lost(stage: Stage) -> list[dict[str, Any]]:

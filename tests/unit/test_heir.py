@@ -26,7 +26,7 @@ class Told:
         self.kinds: list[str] = []
         self.may = threading.Event()
         self.reached = threading.Event()
-        self.following = None
+        self.following: int | None = None
 
     def greet(self, answers: Any) -> None:
         self.answers = answers
@@ -76,6 +76,18 @@ def test_a_log_is_told_as_an_origin_would(tmp_path: Path) -> None:
         assert heir.changed.wait_for(lambda: heir.state != "reading", 10)
     assert told.kinds == ["step", "reached", "changes", "rest"]
     assert heir.state == "failed", "nobody has said that it is prepared"
+
+
+def test_copies_are_told_only_what_came_after_them(tmp_path: Path) -> None:
+    """The rest of the log is read, and not replayed: it may be all the state there is."""
+    told = Told()
+    told.following = 1
+    told.may.set()
+    heir = heir_of(tmp_path, told)
+    with heir.changed:
+        assert heir.changed.wait_for(lambda: heir.state != "reading", 10)
+    assert told.kinds == ["reached", "rest"]
+    assert heir.figures()["by_copies"]
 
 
 def test_an_heir_that_gives_up_prepares_nothing_any_more(tmp_path: Path) -> None:

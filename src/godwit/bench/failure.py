@@ -164,7 +164,13 @@ class _Run:
         """By which way it really was: where others cannot take over, the host is started again."""
         told = [line for line in self._flock.history() if line["event"] == "lost"]
         taken = [line for line in told if "heirs" in line]
-        return {"taken_over": bool(taken), "reason": next((line.get("reason") for line in told), None)}
+        by_copies = [heir["by_copies"] for line in taken for heir in line["heirs"].values()]
+        return {
+            "taken_over": bool(taken),
+            "by_copies": bool(by_copies) and all(by_copies),
+            "takeover_s": next((line["took_s"] for line in taken), None),
+            "reason": next((line.get("reason") for line in told), None),
+        }
 
     def _show(self, seen: int) -> None:
         self._watch.rows(seen, self._outputs)

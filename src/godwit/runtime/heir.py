@@ -67,6 +67,7 @@ class Legacy:
         self.instance = Instance(operator, spec, KeyedState(spec.variables, codec), codec)
         self.ownership = Ownership.from_dict(lost, words["own"].info["own"])
         self.progress = Progress.from_dict(words["mark"].info["progress"])
+        self.since = -1  # the batch from which on parts of the log are news
         self._timers = timers
         self._select = selects(units, self.ownership)
         self._schema = changes_schema(codec)
@@ -79,7 +80,7 @@ class Legacy:
                 instance.recover_mark(info)
             case "ledger":
                 instance.recover_ledger(info, memoryview(part.body))
-            case "state" | "committed":
+            case "state" | "committed" if info["batch"] >= self.since:
                 batch = -1 if "slice" in info or info.get("settled") else info["batch"]
                 rows = pa.ipc.read_record_batch(pa.py_buffer(part.body), self._schema)
                 mine = parcels.only(rows, instance.key_codec, self._select)
@@ -191,7 +192,8 @@ class Heir:
             tail = left.tail({operator: batch for operator, batch in heard.items() if batch is not None})
             if tail is not None:
                 self._by_copies = True
-                for legacy in self._legacies.values():
+                for operator, legacy in self._legacies.items():
+                    legacy.since = heard[operator] or 0
                     self._tell(legacy, [({"kind": "reached", "progress": legacy.progress.to_dict()}, None)])
                 return tail
         for operator, legacy in self._legacies.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from godwit.control.losses import WINDOW_S, Losses
 from godwit.control.moves import spans
@@ -28,6 +28,7 @@ from godwit.state.segments import Durability
 
 Recovery = Literal["storage", "parallel"]
 RECOVERIES = get_args(Recovery)
+REPLACE_AFTER_S: Final = 10.0
 
 
 class Rescuer:
@@ -120,7 +121,7 @@ class Rescuer:
             reason = f"lost {self._losses.of(host)} times within {WINDOW_S:.0f} s"
             self._quarantined[host] = reason
             self._history.add("quarantined", host=host, reason=reason)
-        self._replace(before)
+        threading.Thread(target=self._replace, args=(before,), name="godwit-replace", daemon=True).start()
 
     def _groups_of(self, host: str) -> int:
         return sum(len(units) for units in self._owners.owned(host).values())
@@ -132,10 +133,15 @@ class Rescuer:
         return f"{running[0]} is being evaluated" if running else ""
 
     def _replace(self, count: int) -> None:
-        """As many hosts as before: a new one joins, and gets its share from the heirs while the query goes on."""
+        """As many hosts as before: a new one joins, and gets its share from the heirs while the query goes on.
+
+        Not at once: what has gathered is worked off first. If somebody has scaled meanwhile, that holds.
+        """
+        if self._hosts.closing.wait(REPLACE_AFTER_S) or len(self._members.hosts()) != count - 1:
+            return
         try:
             self._changes.scale(count, {"wait": False, "progress": False})
-        except GodwitError as error:  # no slot for it, or somebody moves keys already: the flock goes on with fewer
+        except GodwitError as error:  # no slot for it, for instance: the flock goes on with fewer
             self._history.add("not replaced", reason=str(error))
 
 
