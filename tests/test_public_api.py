@@ -32,6 +32,7 @@ FLOCK = [
     ("segment_bytes_max", KEYWORD, 64 << 20),
     ("wait_s", KEYWORD, 60.0),
     ("recovery", KEYWORD, "storage"),
+    ("start_from", KEYWORD, None),
 ]
 STATEFUL = [
     ("frame", POSITIONAL, REQUIRED),
@@ -94,6 +95,7 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_flock_has_exactly_these_members() -> None:
     assert set(public_members(godwit.Flock)) == {
         "autoscale",
+        "checkpoint",
         "close",
         "drain",
         "history",
@@ -120,6 +122,7 @@ def test_flock_has_exactly_these_members() -> None:
         (godwit.Flock.process, NATIVE),
         (godwit.Flock.state, [("name", POSITIONAL, REQUIRED)]),
         (godwit.Flock.status, []),
+        (godwit.Flock.checkpoint, [("to", POSITIONAL, REQUIRED)]),
         (godwit.Flock.measures, []),
         (godwit.Flock.autoscale, AUTOSCALE),
         (godwit.Flock.scale, [("hosts", POSITIONAL, REQUIRED)]),

@@ -78,14 +78,16 @@ class Exchange:
     ) -> Work:
         """A lane begins a batch here. Where there are timers, it waits until what is between two owners is decided."""
         instance = seat.instance
+        timers = instance.spec.time_mode != "none"
 
         def ready() -> bool:
             fires = carries and not instance.fired
             same = instance.progress.judge(request) is Verdict.SAME and not fires
-            return same or not (instance.between_owners or seat.inheriting) or self._stopping()
+            between = timers and (instance.between_owners or seat.inheriting)
+            return same or not (between or seat.held) or self._stopping()
 
         with seat.changed:
-            if instance.spec.time_mode != "none" and not ready():
+            if not ready():
                 began_s = time.monotonic()
                 seat.changed.wait_for(ready)
                 seat.stalled((time.monotonic() - began_s) * 1000, 1)  # how many rows wait behind it is not known here

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +43,7 @@ from godwit.runtime.watch import Watch
 from godwit.runtime.wills import check_alive
 from godwit.state.changelog import Changelog, Durability
 from godwit.state.changes import changes_schema
+from godwit.state.copying import copy_log
 from godwit.state.ledger import with_rows
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client, Service
@@ -128,6 +130,8 @@ class Host:
             "marks": self._action_marks,
             "adopt": self._action_adopt,
             "roster": self._action_roster,
+            "hold": self._action_hold,
+            "copy": self._action_copy,
             **self._moves.actions(),
         }
         return Service(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
@@ -268,6 +272,20 @@ class Host:
     def _action_roster(self, request: dict[str, Any]) -> dict[str, Any]:
         self._lanes.roster = tuple(wire.field(request, "hosts", list))
         return {}
+
+    def _action_hold(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Begin no other batch, or go on."""
+        for seat in self._seats:
+            with seat.changed:
+                seat.held = wire.field(request, "held", bool)
+                seat.changed.notify_all()
+        return {}
+
+    def _action_copy(self, request: dict[str, Any]) -> dict[str, Any]:
+        for seat in self._seats:
+            self.log.sync(seat.lsn)
+        with self._upkeep.nothing_merged():
+            return {"bytes": copy_log(self.log, Path(wire.field(request, "to", str)))}
 
     def _action_define(self, request: dict[str, Any]) -> dict[str, Any]:
         self._seats.define(wire.field(request, "operator", dict))

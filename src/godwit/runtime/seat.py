@@ -39,6 +39,7 @@ class Seat:
     wanted: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: told what rows wait for
     staging: dict[str, Units] = field(default_factory=dict)  # by migration: of what it has copies here
     inheriting: bool = False  # keys of a lost host are being taken over
+    held: bool = False  # no batch begins: the flock is being copied
     stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
     gauges: Gauges = field(default_factory=lambda: Gauges(time.perf_counter()))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from godwit.errors import CheckpointUnusable, GodwitError
 from godwit.state.changelog import Changelog
@@ -19,6 +20,7 @@ class Upkeep:
         self._log = log
         self._settled = settled
         self._compactor = Compactor(log.generation)
+        self._merging = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="godwit-upkeep", daemon=True)
         self.failure: GodwitError | None = None
@@ -29,6 +31,12 @@ class Upkeep:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+
+    @contextmanager
+    def nothing_merged(self) -> Iterator[None]:
+        """For whoever needs the files to stay as they are for a moment."""
+        with self._merging:
+            yield
 
     def _run(self) -> None:
         pause_s = INTERVAL_S
@@ -45,6 +53,7 @@ class Upkeep:
                 return
 
     def _merge_sealed(self) -> None:
-        sealed = self._log.sealed()
-        if len(sealed) >= SEALED_MIN:
-            self._compactor.compact(self._log.directory, sealed, self._settled())
+        with self._merging:
+            sealed = self._log.sealed()
+            if len(sealed) >= SEALED_MIN:
+                self._compactor.compact(self._log.directory, sealed, self._settled())

@@ -30,9 +30,10 @@ from godwit.spark import timers
 from godwit.spark.admission import Admission, Binding
 from godwit.spark.arguments import check_arguments, check_session, check_slots, key_names, source_count
 from godwit.spark.carrying import Carrier
+from godwit.spark.copying import Copier, restore
 from godwit.spark.elasticity import Autoscaler, RulesGiven, checked_asked
 from godwit.spark.history import History
-from godwit.spark.home import Home
+from godwit.spark.home import Home, checked_path
 from godwit.spark.hosting import HostJob, Hosts
 from godwit.spark.initial import by_owner, initial_rows
 from godwit.spark.measuring import Measuring
@@ -88,6 +89,7 @@ class Flock:
     segment_bytes_max: how large a file of a host's changelog grows before the next one is begun.
     recovery: what happens when a host is lost. "storage": it is started again from its changelog. "parallel": the other hosts
         take over its keys at once, each a part, and a new host joins in its place. Copies of a standby take over in any case.
+    start_from: a copy that `checkpoint()` has made; the checkpoint must be new then.
     wait_s: how long a task waits for a host that is down before it fails.
     onGap: "error" refuses a start when Spark ran batches that this state has not seen, "accept" takes it.
     """
@@ -107,6 +109,7 @@ class Flock:
         segment_bytes_max: int = 64 << 20,
         wait_s: float = 60.0,
         recovery: Recovery = "storage",
+        start_from: str | os.PathLike[str] | None = None,
     ) -> None:
         check_arguments(hosts, durability, groups, onGap, token, recovery)
         check_session(spark)
@@ -115,6 +118,8 @@ class Flock:
         self._settings = Settings(
             token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, wait_s
         )
+        if start_from is not None:
+            restore(start_from, checked_path(checkpoint))
         self._home = Home.open(checkpoint, hosts, groups)
         check_slots(spark, len(self._home.roster()))
         self._incarnation = secrets.token_hex(4)
@@ -144,6 +149,7 @@ class Flock:
             durability,
             self._active_scopes,
         )
+        self._copier = Copier(self._home, self._hosts, lambda: self._admission.bindings, self._changes.keys_move)
         timers.register(spark)
         atexit.register(self.close)
         try:
@@ -396,6 +402,15 @@ class Flock:
         self._check_open()
         told = flock_status(self._home, self._owners, self._controller, self._hosts.jobs(), self._settings.token)
         return told | {"quarantined": self._rescuer.quarantined()}
+
+    def checkpoint(self, to: str | os.PathLike[str]) -> dict[str, Any]:
+        """Copy the flock, and Spark's checkpoints of its queries, into a new directory while the queries run.
+
+        Gives where they are: `path` for `Flock(..., start_from=)`, and by query id under `spark` what to copy to the
+        checkpointLocation that the query is to start from. Refused while keys are being moved.
+        """
+        self._check_open()
+        return self._copier.copy(to)
 
     def measures(self) -> dict[str, Any]:
         """Per operator what hosts have measured lately: useful time, true rate, waits, hot keys, the key that limits it."""
