@@ -65,6 +65,21 @@ def test_copies_that_stand_take_over(spark: SparkSession, tmp_path: Path) -> Non
         stage.check()
 
 
+@pytest.mark.long
+def test_copies_on_a_host_that_is_lost_are_given_up(spark: SparkSession, tmp_path: Path) -> None:
+    with staged(spark, tmp_path, work=12_000, recovery="parallel") as stage:
+        stage.start()
+        stage.runs()
+        copies = stage.flock.standby(OPERATOR, to="host-1")
+        kill_host(stage.flock, "host-1")
+        (told,) = wait_lost(stage)
+        assert told["recovery"] == "taken over", told
+        assert copies.wait(60)
+        assert copies.report()["outcome"] == "aborted"
+        wait_even(stage, 2)
+        stage.check()
+
+
 def test_where_nobody_can_take_over_hosts_start_again(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path, work=8_000, recovery="parallel") as stage:
         stage.start()

@@ -66,7 +66,8 @@ class Legacy:
         self.units = units
         self.instance = Instance(operator, spec, KeyedState(spec.variables, codec), codec)
         self.ownership = Ownership.from_dict(lost, words["own"].info["own"])
-        self.progress = Progress.from_dict(words["mark"].info["progress"])
+        mark = words.get("mark")  # none before the first batch
+        self.progress = Progress() if mark is None else Progress.from_dict(mark.info["progress"])
         self.since = -1  # the batch from which on parts of the log are news
         self._timers = timers
         self._select = selects(units, self.ownership)

@@ -80,9 +80,9 @@ class Membership:
     # -- joining and leaving -----------------------------------------------------------------------------------------
 
     def lost(self, name: str) -> None:
-        """What it owned has other owners; it is not started again."""
+        """What it owned has other owners; it is not started again. Routers go on as soon as no table has it."""
+        self._owners.parted([name])
         with self.changing:
-            self._owners.parted([name])
             self._home.keep_roster([host for host in self.hosts() if host != name])
             self._hosts.part_from(name)
         self._tell_roster()

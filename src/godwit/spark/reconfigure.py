@@ -132,10 +132,12 @@ class Reconfiguration:
         return found
 
     def taken_over(self, host: str) -> None:
-        """What this host had has other owners: there is nothing left to copy from it."""
-        for _, course in self._copies():
+        """What this host had has other owners: there is nothing left to copy from it, and no copy left on it."""
+        for migration, course in self._copies():
             if course.move.origin == host:
                 course.moved |= {unit: 0 for unit in course.move.units if unit not in course.moved}
+            if course.move.target == host:
+                migration.abort(f"{host}, which had the copies, was lost")
 
     # -- the line ----------------------------------------------------------------------------------------------------
 

@@ -86,10 +86,12 @@ class Rescuer:
     def _against(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> str:
         """Why it must be started again; empty if others can take over."""
         owned = self._owners.owned(host)
+        if not owned:
+            return "it owned nothing"
         covered = all(not units - _all_of(copies.get(operator, {})) for operator, units in owned.items())
         if self._losses.storm:
             return "hosts are lost one after another: others would fare no better with its keys"
-        wanted = self._recovery == "parallel" or (owned and covered) or self._losses.flaps(host)
+        wanted = self._recovery == "parallel" or covered or self._losses.flaps(host)
         if not wanted:
             return "recovery is 'storage', and there are no copies of all that it owned"
         if len(self._members.hosts()) == 1:
@@ -104,6 +106,8 @@ class Rescuer:
             raise HostUnavailable(unsettled, host=host)
         heirs = sorted((name for name in self._members.hosts() if name != host), key=self._groups_of)
         owned = {op: own.mine() for op, own in estate.owned.items() if own.mine()}
+        if not owned:
+            raise HostUnavailable("it owned nothing", host=host)
         told = rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
         for heir, answer in told.items():
             for operator, epochs in answer["served"].items():
