@@ -1,8 +1,8 @@
 """A copy of a flock that runs, with Spark's checkpoints of its queries: to go back to, or to start another flock from.
 
 It is what a crash of the whole application would leave at that moment, and starting from it is starting after that crash. For
-that, no host begins another batch while Spark's checkpoints are copied first and the hosts' logs after them. So no host is ahead
-of what Spark has planned, and what Spark has committed is in the hosts' logs. Rows of the batch in progress go on.
+that, no host begins another batch while Spark's checkpoints are copied first and the hosts' logs after them. So no host is
+ahead of what Spark has planned, and what Spark has committed is in the hosts' logs. Rows of the batch in progress go on.
 """
 
 from __future__ import annotations
