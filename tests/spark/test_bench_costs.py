@@ -13,6 +13,7 @@ from godwit.bench.failure import FailureSettings
 from godwit.bench.throughput import ThroughputSettings
 from godwit.spark import operators, workload
 
+LONG = pytest.mark.long
 EXACT = {"lost": 0, "duplicated": 0, "out_of_order": 0, "wrong_state": 0}
 
 
@@ -45,6 +46,7 @@ def test_the_time_of_a_row_is_told_part_by_part(spark: SparkSession) -> None:
     assert operators._router_body is router_body, "operators that are defined later are not timed"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["sql", "pandas"])
 def test_operators_of_spark_are_measured_on_the_same_rows(spark: SparkSession, way: Any) -> None:
     settings = ThroughputSettings(way, keys=10, batch_rows=50, warm_up=1, batches=2)
@@ -53,7 +55,9 @@ def test_operators_of_spark_are_measured_on_the_same_rows(spark: SparkSession, w
     assert spark.conf.get("spark.sql.streaming.stateStore.providerClass", "").find("RocksDB") < 0, "as it was before"
 
 
-@pytest.mark.parametrize("way", ["no-support", "at-rest", "standby"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("no-support", marks=LONG), pytest.param("at-rest", marks=LONG), "standby"]
+)
 def test_only_copies_that_stand_cost_something_at_rest(spark: SparkSession, way: Any) -> None:
     settings = RestSettings(way, keys=500, batch_rows=1_000, batches=4)
     found = costs.measure(spark, settings.checked(), Watch())
@@ -63,6 +67,7 @@ def test_only_copies_that_stand_cost_something_at_rest(spark: SparkSession, way:
     assert found["rest_memory_bytes"] > 10_000_000
 
 
+@pytest.mark.long
 def test_a_killed_host_is_back_and_nothing_is_lost(spark: SparkSession) -> None:
     settings = FailureSettings(keys=200, state_bytes=0, rate=200, warm_up_s=0.5, steady_s=1.5, after_s=4.0)
     found = failure.measure(spark, settings.checked(), Watch())

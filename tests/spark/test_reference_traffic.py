@@ -69,7 +69,11 @@ def stream(spark: SparkSession, directory: Path) -> DataFrame:
     return read.select(car, "speed", sf.timestamp_seconds("time").alias("due"))
 
 
-@pytest.mark.parametrize(("batches", "moves"), [(4, ()), (12, SCHEDULE)], ids=["nothing moves", "a schedule of moves"])
+@pytest.mark.parametrize(
+    ("batches", "moves"),
+    [pytest.param(4, (), marks=pytest.mark.long), (12, SCHEDULE)],
+    ids=["nothing moves", "a schedule of moves"],
+)
 def test_every_vehicle_has_the_averages_of_the_reference_in_order(
     spark: SparkSession,
     tmp_path: Path,
