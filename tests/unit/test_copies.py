@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
@@ -12,10 +15,50 @@ from godwit.model.units import Unit, Units
 from godwit.runtime.orders import Port
 from godwit.runtime.receiver import Receiver
 from godwit.runtime.seat import Seat
+from godwit.runtime.seats import Seats
+from godwit.runtime.watch import Watch
 from godwit.state.changelog import Changelog
+from godwit.state.ledger import TIMER_ROW, Entry, with_rows
 from tests.unit.test_instance import Sum, instance_of, welcome
 
 UNITS = Units.of(Unit("group", 0))
+
+
+def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tmp_path: Path) -> None:
+    """The origin has given away its last unit, so nobody else can tell a lane that is sent again what it was."""
+    log, recovered = Changelog.open(tmp_path)
+    assert not list(recovered.parts())
+    seat = Seat(instance_of(Sum()))
+    instance = seat.instance
+    instance.own(Ownership.initial("host-1", Routing.spread(["host-0"], 4)))
+    instance.open(BatchRef("q", "r", 0), "0", 0, welcome, carries=False)
+    seat.lsn = log.append([instance.define_part(), instance.own_part(), instance.mark_part()])
+    port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    receiver = Receiver(port, seat, "m1", "host-0")
+    schema = with_rows(instance.spec.output_schema)
+    outputs = pa.RecordBatch.from_pylist([{schema.names[0]: TIMER_ROW, "key": 1, "total": 7}], schema)
+    entry = Entry(np.empty(0, np.int64), np.empty(0, np.int64), outputs)
+    info, body = entry.part(instance.name, 0, "0")
+    mark, _ = instance.mark_part()
+    progress = instance.progress.to_dict()
+    epochs = [[unit.kind, unit.id, 1] for unit in UNITS]
+    rest = {"epochs": epochs, "apart": [], "mark": mark | {"fired": True}, "released": False}
+    receiver.tell({"kind": "step", "step": 0, "units": UNITS.to_dict()}, None)
+    receiver.tell({"kind": "ledger", "step": 0, "progress": progress, "entry": info}, pa.py_buffer(body))
+    receiver.tell({"kind": "rest", "step": 0, "units": UNITS.to_dict(), **rest}, None)
+    log.close()
+
+    log, recovered = Changelog.open(tmp_path)
+    seats = Seats("host-1", log, Watch(lambda _: None), lambda: 0, set)
+    for part in recovered.parts():
+        seats.recover(part.info, memoryview(part.body))
+    again = seats.named(instance.name)
+    assert again.instance.fired_elsewhere == [UNITS]
+    port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    restarted = Receiver(port, again, "m1", "host-0", {0: UNITS})
+    restarted.tell({"kind": "released", "step": 0, "epochs": [[unit.kind, unit.id, 2] for unit in UNITS]}, None)
+    assert [batch.column("total").to_pylist() for batch in again.instance.ledger.timer_outputs("0")] == [[7]]
+    log.close()
 
 
 def test_copies_are_as_far_as_their_origin_was(tmp_path: Path) -> None:

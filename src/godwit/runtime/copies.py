@@ -44,7 +44,6 @@ class Copies:
         self._origin = origin
         self._units: dict[int, Units] = {}
         self._keys: dict[int, dict[Key, None]] = {}  # that lie here as copies
-        self._timers: dict[int, list[tuple[str, Entry]]] = {}
         self._rests: dict[int, dict[str, Any]] = {}  # the last that came of a step
 
     # -- what comes --------------------------------------------------------------------------------------------------
@@ -53,8 +52,8 @@ class Copies:
         """Write down that copies may lie here from now on; what lies here from earlier goes."""
         instance = self._seat.instance
         self._units[step] = units
-        self._timers.pop(step, None)
         with self._seat.changed:
+            instance.held.pop(self._name(step), None)
             self.claim(units)
             if any((out.units & units) for out in self._ownership.outgoing.values()):
                 self._drop_keys(scan(self._seat, selects(units, self._ownership)))
@@ -100,7 +99,9 @@ class Copies:
             if not same:
                 return
             if not len(entry.rows):
-                self._timers.setdefault(note["step"], []).append((lane, entry))
+                name = self._name(note["step"])
+                instance.held.setdefault(name, []).append((lane, entry))
+                self._log([(note["entry"] | {"batch": instance.progress.batch, "held": name}, body)])
                 return
             taken = instance.ledger.take_over(lane, entry)
             if taken is not None:
@@ -221,10 +222,10 @@ class Copies:
             same_batch = rest["mark"]["progress"]["batch"] == instance.progress.batch
             instance.merge_watermark(rest["mark"]["watermark"], same_batch)
             if same_batch and rest["mark"]["fired"] and not instance.fired:
-                instance.fired_elsewhere.append(selects(units, self._ownership))
+                instance.fired_elsewhere.append(units)
             apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
             incoming = Incoming(units, self._origin, parcels.epochs_of(rest["epochs"]), apart)
-            self._ownership.prepare(f"{self._id}/{step}", incoming)
+            self._ownership.prepare(self._name(step), incoming)
             instance.staged |= units
             self._log([instance.mark_part(), instance.own_part()])
             lsn = self._seat.lsn
@@ -235,11 +236,11 @@ class Copies:
         """They are this instance's own from now on, durably."""
         instance = self._seat.instance
         with self._seat.changed:
-            if f"{self._id}/{step}" in self._ownership.incoming:
-                self._ownership.serve(f"{self._id}/{step}")
+            if self._name(step) in self._ownership.incoming:
+                self._ownership.serve(self._name(step))
                 self._unstage(units)
                 parts: list[Part] = [instance.own_part()]
-                for lane, entry in self._timers.pop(step, ()):
+                for lane, entry in instance.held.pop(self._name(step), ()):
                     instance.ledger.record(lane, entry)
                     parts.append(entry.part(instance.name, instance.progress.batch, lane))
                 self._log(parts)
@@ -264,10 +265,10 @@ class Copies:
             self._drop_keys([key for key in keys if not_mine(np.array([instance.key_codec.route_hash(key)]))[0]])
             instance.ledger.drop(not_mine)
             self._unstage(units)
+            instance.held.pop(self._name(step), None)
             self._log([instance.own_part()])
             self._seat.changed.notify_all()
         self._rests.pop(step, None)
-        self._timers.pop(step, None)
 
     def _unstage(self, units: Units) -> None:
         self._seat.instance.staged -= units
@@ -298,6 +299,9 @@ class Copies:
                 self.standing.clear()
 
     # -- writing down ------------------------------------------------------------------------------------------------
+
+    def _name(self, step: int) -> str:
+        return f"{self._id}/{step}"
 
     @property
     def _ownership(self) -> Any:

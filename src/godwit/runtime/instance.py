@@ -31,7 +31,7 @@ from godwit.model.units import Units
 from godwit.model.watermark import Watermark
 from godwit.runtime.grouping import group_by_key
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
-from godwit.runtime.shares import MINE, Mask, Shares
+from godwit.runtime.shares import MINE, Shares, selects
 from godwit.runtime.sketch import HotKeys
 from godwit.runtime.spec import OperatorSpec, schema_text
 from godwit.runtime.work import Admit, Chunk, Counters, Follower, Part, Work
@@ -60,7 +60,10 @@ class Instance:
         self.staged = Units()  # of which copies may lie here that are not owned yet, or any more
         self.followers: list[Follower] = []
         self.hot: HotKeys | None = None  # counts the rows of the keys that have most, where somebody wants to know
-        self.fired_elsewhere: list[Callable[[Index], Mask]] = []
+        self.fired_elsewhere: list[Units] = []  # came from an owner that has fired their timers in this batch already
+        self.held: dict[
+            str, list[tuple[str, Entry]]
+        ] = {}  # by step: what such timers put out, until the step is served
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
 
     # -- definition and recovery -------------------------------------------------------------------------------------
@@ -95,6 +98,7 @@ class Instance:
             if self.fired or self.due is None
             else [self.due.processing_ms, self.due.watermark_ms, self.due.late_ms],
             "fired": self.fired,
+            "fired_elsewhere": [units.to_dict() for units in self.fired_elsewhere],
             "late": self.counters.late,
         }
         return info, b""
@@ -107,6 +111,7 @@ class Instance:
         self.times = self._times(info["processing_ms"])
         self.due = None if info["due"] is None else Times(*info["due"])
         self.fired = info["fired"]
+        self.fired_elsewhere = [Units.from_dict(units) for units in info.get("fired_elsewhere", ())]
 
     def recover_state(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
         self._recover_batch(info["batch"])
@@ -124,7 +129,9 @@ class Instance:
             self._finished(info)
             return
         entry = Entry.from_part(info, memoryview(bytes(body)), self.spec.output_schema)
-        if info.get("from"):
+        if "held" in info:
+            self.held.setdefault(info["held"], []).append((info["lane"], entry))
+        elif info.get("from"):
             self.ledger.take_over(info["lane"], entry)
         else:
             self.ledger.record(info["lane"], entry)
@@ -134,6 +141,7 @@ class Instance:
         if batch > self.progress.batch:
             self.state.settle()
             self.ledger.clear()
+            self.held.clear()
             self.progress = self.progress.advance(batch)
 
     # -- ownership ---------------------------------------------------------------------------------------------------
@@ -256,7 +264,7 @@ class Instance:
         is_first = self.times.processing_ms == 0
         self.due = None if self.spec.time_mode == "none" or is_first else self._times(now_ms)
         self.fired = False
-        self.fired_elsewhere = []
+        self.fired_elsewhere, self.held = [], {}
         self.progress = self.progress.advance(request.batch)
         self.watermark.next_batch()
         self.times = self._times(now_ms)
@@ -294,8 +302,9 @@ class Instance:
             return timers
         hashes: Index = np.array([self.key_codec.route_hash(key) for _, key in timers], np.int64)
         mine = np.isin(self.stands(hashes), (MINE, int(Stand.LENT)))
-        for fired_elsewhere in self.fired_elsewhere:
-            mine &= ~fired_elsewhere(hashes)
+        for units in self.fired_elsewhere:
+            assert self.ownership is not None, "keys came from another owner"
+            mine &= ~selects(units, self.ownership)(hashes)
         return [timer for timer, own in zip(timers, mine.tolist(), strict=True) if own]
 
     def _due_ms(self, times: Times) -> int:
