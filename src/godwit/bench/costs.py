@@ -7,7 +7,6 @@ is what the standing request tells; with none, it is nothing if no host has a st
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ import godwit
 from godwit.bench import load
 from godwit.bench.measures import rate_of
 from godwit.bench.migration import sideways
-from godwit.bench.rest import SWITCH
+from godwit.bench.rest import without_support
 from godwit.bench.settings import Settings
 from godwit.bench.watch import Watch
 from godwit.bench.workloads import LANES, NAME, computation
@@ -65,10 +64,8 @@ class RestSettings:
 
 def measure(spark: SparkSession, settings: RestSettings, watch: Watch) -> dict[str, Any]:
     with ExitStack() as stack:
-        # Hosts are given their settings when they start, so the switch is set as long as the flock lives.
         if settings.way == "no-support":
-            os.environ[SWITCH] = "1"
-            stack.callback(os.environ.pop, SWITCH)
+            stack.enter_context(without_support(spark))
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="godwit-bench-"))
         flock = stack.enter_context(godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit"))
         return {**asdict(settings), **_figures(spark, flock, settings, f"{directory}/spark", watch)}
