@@ -22,6 +22,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
+from godwit.runtime import rescue
 from godwit.spark.migrations import Migration
 from tests.spark.flocks import (
     OPERATOR,
@@ -60,6 +61,7 @@ class App:
     ballast_bytes: int = 0  # of state beside each key's count
     stay: bool = False  # do not close the flock at the end, wait to be ended
     memory_max_bytes: int | None = None
+    recovery: Any = "storage"
 
     @property
     def path(self) -> Path:
@@ -151,6 +153,18 @@ def strike_between_steps(app: App, migration: Migration) -> threading.Thread:
     return thread
 
 
+def arm_will(app: App) -> None:
+    """Around the moment at which the keys of a lost host get new owners."""
+    plain = rescue.write_will
+
+    def armed(*args: Any) -> None:
+        strike(app, "before the will", 0)
+        plain(*args)
+        strike(app, "after the will", 0)
+
+    rescue.write_will = armed
+
+
 class KillsDriver(Count):
     """Kills the driver from inside a host, with rows of a chunk worked on and not yet merged."""
 
@@ -221,7 +235,14 @@ def main(app: App) -> None:
         app.say("batch", batch)
         strike(app, "written", batch)
 
-    flock = godwit.Flock(spark, hosts=app.hosts, checkpoint=app.path / "godwit", memory_max_bytes=app.memory_max_bytes)
+    arm_will(app)
+    flock = godwit.Flock(
+        spark,
+        hosts=app.hosts,
+        checkpoint=app.path / "godwit",
+        memory_max_bytes=app.memory_max_bytes,
+        recovery=app.recovery,
+    )
     app.say("hosts", {host: found["address"] for host, found in flock.status()["hosts"].items()})
     processor = HeavyCount(app.ballast_bytes) if app.ballast_bytes else Count()
     if "working" in app.die:

@@ -42,6 +42,22 @@ def test_application_killed_at_every_step_of_a_batch(tmp_path: Path, batch: int)
     assert_whole(app)
 
 
+@pytest.mark.parametrize(
+    "point", [pytest.param("before the will", marks=pytest.mark.long), pytest.param("after the will")]
+)
+def test_application_killed_while_a_lost_hosts_keys_get_new_owners(tmp_path: Path, point: str) -> None:
+    """Its heirs have prepared their shares: the next opening finds a will, or a host that owns everything."""
+    app = App(str(tmp_path), hosts=3, recovery="parallel", kill={"host-1": 1}, die={point: 0})
+    assert app.run() == KILLED, app.log()
+    will = tmp_path / "godwit/hosts/host-1/will.json"
+    assert will.exists() == (point == "after the will")
+    assert app.run() == 0, app.log()
+    assert_whole(app)
+    owners = dict(app.says("owners"))
+    assert ("host-1" in owners) == (point == "before the will")
+    assert len(owners) == 3, "as many as it is opened with"
+
+
 @pytest.mark.long
 def test_tasks_that_fail_once_behind_the_operator_are_repeated_exactly(tmp_path: Path) -> None:
     app = App(str(tmp_path), master="local[6,4]", fail_tasks=True, rows=900)
