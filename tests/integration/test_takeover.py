@@ -57,6 +57,10 @@ def taken_over(nest: Nest, lost: str, heirs: list[str], copies: dict[str, dict[s
     return told
 
 
+def stands(nest: Nest, origin: str) -> bool:
+    return [name for name, _ in report(nest, origin)["phases"] if name == "copied"] == ["copied"]
+
+
 def check(nest: Nest, flow: Flow) -> None:
     """Every key has given 1, 2, 3 ... all the way, and that is what it holds."""
     flow.end()
@@ -80,9 +84,7 @@ def test_copies_of_a_standby_take_over(nest: Nest) -> None:
     flow = Flow(nest)
     groups = groups_of(nest, "host-2")
     migrate(nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
-    wait_until(
-        lambda: [n for n, _ in report(nest, "host-2")["phases"] if n == "copied"] == ["copied"], what="it stands"
-    )
+    wait_until(lambda: stands(nest, "host-2"), what="it stands")
     flow.wait_batches(2)
     nest.kill("host-2")
     told = taken_over(nest, "host-2", ["host-1"], {OPERATOR: {"host-1": Units(frozenset(groups))}})
@@ -91,13 +93,39 @@ def test_copies_of_a_standby_take_over(nest: Nest) -> None:
     check(nest, flow)
 
 
+def test_copies_of_a_part_take_over_that_part(nest: Nest) -> None:
+    flow = Flow(nest)
+    groups = groups_of(nest, "host-2")
+    half = groups[::2]
+    migrate(nest, "host-2", "host-1", "standby", [{"groups": half, "keys": []}])
+    wait_until(lambda: stands(nest, "host-2"), what="it stands")
+    flow.wait_batches(2)
+    nest.kill("host-2")
+    told = taken_over(nest, "host-2", ["host-0", "host-1"], {OPERATOR: {"host-1": Units(frozenset(half))}})
+    assert [told[heir]["by_copies"] for heir in ("host-0", "host-1")] == [False, True]
+    flow.wait_batches(3)
+    check(nest, flow)
+
+
+def test_copies_that_are_not_enough_are_in_nobodys_way(nest: Nest) -> None:
+    """The only host that is left has copies of a half, and must take over all."""
+    flow = Flow(nest)
+    groups = groups_of(nest, "host-2")
+    half = groups[::2]
+    migrate(nest, "host-2", "host-1", "standby", [{"groups": half, "keys": []}])
+    wait_until(lambda: stands(nest, "host-2"), what="it stands")
+    nest.kill("host-2")
+    told = taken_over(nest, "host-2", ["host-1"], {OPERATOR: {"host-1": Units(frozenset(half))}})
+    assert not told["host-1"]["by_copies"]
+    flow.wait_batches(3)
+    check(nest, flow)
+
+
 def test_copies_are_dropped_when_their_origin_is_back(nest: Nest) -> None:
     flow = Flow(nest)
     groups = groups_of(nest, "host-2")
     migrate(nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
-    wait_until(
-        lambda: [n for n, _ in report(nest, "host-2")["phases"] if n == "copied"] == ["copied"], what="it stands"
-    )
+    wait_until(lambda: stands(nest, "host-2"), what="it stands")
     nest.kill("host-2")
     nest.start("host-2")
     keys = len(nest.state(flow.batch))

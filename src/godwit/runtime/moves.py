@@ -230,9 +230,10 @@ class Moves:
         """For keys of a lost host; with the copies of them that stand here."""
         receiver = Receiver(self._port, seat, migration, origin)
         instance = seat.instance.name
+        adopted = False
         for other in [r for r in self._receivers.values() if r.origin == origin and r.operator == instance]:
-            if receiver.adopt(other, units):
-                break
+            adopted = (not adopted and receiver.adopt(other, units)) or adopted
+            other.drop_copies()  # what is left of them is in the way
         self._receivers[migration] = receiver
         return receiver
 

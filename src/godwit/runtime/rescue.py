@@ -6,6 +6,7 @@ whatever goes wrong before it is no more than lost time; after it the heirs fini
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from godwit.runtime.wills import write_will
 from godwit.state.recovery import take_over
 from godwit.state.segments import Durability
 
+STUCK_S = 20.0
 WAIT_S = 2.0  # how long an heir may keep the question how far it is
 
 Ask = Callable[..., dict[str, Any]]  # host, action, fields: what the host answers
@@ -72,8 +74,9 @@ def dealt(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str,
         for heir, copied in copies.get(operator, {}).items():
             give(heir, operator, left & copied)
             left -= copied
+        others = [heir for heir in heirs if heir not in shares or operator not in shares[heir]] or heirs
         for at, unit in enumerate(left):
-            give(heirs[at % len(heirs)], operator, Units.of(unit))
+            give(others[at % len(others)], operator, Units.of(unit))
     return shares
 
 
@@ -100,12 +103,18 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
 
 
 def _prepared(heir: str, estate: Estate, ask: Ask) -> dict[str, Any]:
+    """Until it has. One that does not come on is not waited for: the lost host can always be started instead."""
+    told, since_s = -1, time.monotonic()
     while True:
         answer = ask(heir, "inheritance", name=estate.name, wait_s=WAIT_S)
         if answer["state"] == "prepared":
             return answer
         if answer["state"] == "failed":
             raise from_json(answer["reason"])
+        if answer["bytes"] > told:
+            told, since_s = answer["bytes"], time.monotonic()
+        elif time.monotonic() > since_s + STUCK_S:
+            raise HostUnavailable(f"{heir} has not come on for {STUCK_S:.0f} s", host=heir)
 
 
 def _give_up(heir: str, estate: Estate, ask: Ask) -> None:
