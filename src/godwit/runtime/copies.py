@@ -284,11 +284,18 @@ class Copies:
         staged = staging.get(other._id, Units())
         if units - staged:
             return False
+        keys = [key for keys in other._keys.values() for key in keys]
+        hashes = np.array([self._seat.instance.key_codec.route_hash(key) for key in keys], np.int64)
+        wanted = selects(units, self._ownership)(hashes).tolist()
         self.standing = {0: batch}
         self._units = {0: units}
-        self._keys = {0: {key: None for keys in other._keys.values() for key in keys}}
-        staging[self._id], staging[other._id] = units, staged - units
+        self._keys = {0: {key: None for key, mine in zip(keys, wanted, strict=True) if mine}}
         other._keys = {}
+        other._drop_keys([key for key, mine in zip(keys, wanted, strict=True) if not mine])
+        other._unstage(staged)
+        staging[self._id] = units
+        self._seat.instance.staged |= units
+        self._log([self._seat.instance.own_part()])
         return True
 
     def drop_adopted(self) -> None:
