@@ -7,7 +7,7 @@ nothing of connections, nor of when a step is prepared, served or dropped: it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -284,19 +284,23 @@ class Copies:
         staged = staging.get(other._id, Units())
         if units - staged:
             return False
-        keys = [key for keys in other._keys.values() for key in keys]
-        hashes = np.array([self._seat.instance.key_codec.route_hash(key) for key in keys], np.int64)
-        wanted = selects(units, self._ownership)(hashes).tolist()
-        self.standing = {0: batch}
-        self._units = {0: units}
-        self._keys = {0: {key: None for key, mine in zip(keys, wanted, strict=True) if mine}}
+        copied = {key: None for keys in other._keys.values() for key in keys}
+        unwanted = self._outside(units, copied) if staged - units else []
+        for key in unwanted:
+            del copied[key]
+        self.standing, self._units, self._keys = {0: batch}, {0: units}, {0: copied}
         other._keys = {}
-        other._drop_keys([key for key, mine in zip(keys, wanted, strict=True) if not mine])
+        other._drop_keys(unwanted)
         other._unstage(staged)
         staging[self._id] = units
         self._seat.instance.staged |= units
         self._log([self._seat.instance.own_part()])
         return True
+
+    def _outside(self, units: Units, keys: Iterable[Key]) -> list[Key]:
+        found = list(keys)
+        hashes = np.array([self._seat.instance.key_codec.route_hash(key) for key in found], np.int64)
+        return [found[i] for i in np.flatnonzero(~selects(units, self._ownership)(hashes)).tolist()]
 
     def drop_adopted(self) -> None:
         """All of it is told anew, and the log no longer tells what has been removed meanwhile."""
