@@ -6,13 +6,15 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import RESULTS, newest
 from godwit.bench.aims import aims
 from godwit.bench.measures import spread as spread_of
-from godwit.bench.report import markdown, read
+from godwit.bench.report import headline, html, markdown, read
+from godwit.bench.report.evaluation import Evaluation
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
@@ -252,23 +254,44 @@ def readme() -> str:
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
     cores = newest("throughput")[0]["machine"]["cores"]
+    found = evaluated()
+    evaluation = [
+        f"From the [evaluation](docs/evaluation.md), on {cores} cores ([page](docs/evaluation.html)):",
+        "",
+        *(f"- {line}" for line in headline(found)),
+        "",
+    ]
     block = "\n".join(
-        [f"Key-count on {cores} cores, all in one run ([all figures](docs/benchmarks.md)):", "", *ratios()]
+        [
+            *(evaluation if found.runs else []),
+            f"Key-count on {cores} cores, all in one run ([all figures](docs/benchmarks.md)):",
+            "",
+            *ratios(),
+        ]
     )
     return f"{head}{BEGIN}\n{block}\n{END}{tail}"
 
 
+@cache
+def evaluated() -> Evaluation:
+    kept = RESULTS / "evaluation.jsonl"
+    return read(kept.read_text().splitlines() if kept.exists() else [])
+
+
 def evaluation() -> str:
     """The page with its figures between the marks; what is said around them is written by hand."""
-    kept = RESULTS / "evaluation.jsonl"
-    lines = kept.read_text().splitlines() if kept.exists() else []
     head, rest = (ROOT / "docs/evaluation.md").read_text().split(BEGIN)
-    return f"{head}{BEGIN}\n{markdown(read(lines)).strip()}\n{END}{rest.split(END)[1]}"
+    return f"{head}{BEGIN}\n{markdown(evaluated()).strip()}\n{END}{rest.split(END)[1]}"
 
 
 def stale() -> dict[Path, str]:
     """The files that do not say what the results say, each with what it should say."""
-    wanted = {"docs/benchmarks.md": page(), "README.md": readme(), "docs/evaluation.md": evaluation()}
+    wanted = {
+        "docs/benchmarks.md": page(),
+        "README.md": readme(),
+        "docs/evaluation.md": evaluation(),
+        "docs/evaluation.html": html(evaluated()),
+    }
     found = {ROOT / name: text for name, text in wanted.items()}
     return {path: text for path, text in found.items() if not path.exists() or path.read_text() != text}
 

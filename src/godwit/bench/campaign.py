@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeAlias, assert_never
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from godwit.bench import costs, failure, migration, peers, throughput
@@ -22,7 +23,7 @@ from godwit.bench.record import circumstances, commit, machine, run_id
 from godwit.bench.session import session
 from godwit.bench.settings import MICRO_BATCH, Settings, Trigger
 from godwit.bench.watch import Watch
-from godwit.errors import DefinitionError
+from godwit.errors import DefinitionError, GodwitError
 
 NAME: Final = "evaluation"
 FIRST: Final = costs.RestSettings(keys=1_000, batch_rows=2_000, batches=10)  # done for its own sake
@@ -38,8 +39,13 @@ SETTINGS: Final[Mapping[Kind, Callable[..., AnySettings]]] = {
 }
 
 
-def campaign(cases: Sequence[Case], runs: int, kept: Path, watch: Watch) -> Iterator[dict[str, Any]]:
-    """A line for each run that is not among those kept; the number of all, and of those left, is told to the watch."""
+def campaign(
+    cases: Sequence[Case], runs: int, kept: Path, watch: Watch, failed: Callable[[str, Exception], None]
+) -> Iterator[dict[str, Any]]:
+    """A line for each run that is not among those kept; the number of all, and of those left, is told to the watch.
+
+    `failed` hears of a run that could not be measured, which is left out; the next start tries it again.
+    """
     run, done = finished(kept)
     left = [
         (repeat, case)
@@ -57,7 +63,12 @@ def campaign(cases: Sequence[Case], runs: int, kept: Path, watch: Watch) -> Iter
                 if trigger and spark is None:
                     spark = opened([one for _, one in group], trigger, watch)
                 began_s = time.time()
-                figures = measured(spark, case, repeat, watch)
+                try:
+                    figures = measured(spark, case, repeat, watch)
+                except (GodwitError, PySparkException) as error:  # the others can be measured all the same
+                    failed(f"{case.experiment} {case.name}, run {repeat + 1}", error)
+                    clock.finished_one()
+                    continue
                 told = {"repeat": repeat, "took_s": round(time.time() - began_s, 1)}
                 yield circumstances(NAME, run) | case.told() | told | figures
                 clock.finished_one()

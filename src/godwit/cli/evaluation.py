@@ -92,13 +92,21 @@ def _run(given: argparse.Namespace) -> int:
 
     given.results.parent.mkdir(parents=True, exist_ok=True)
     wrong = 0
+    broken: list[str] = []
+
+    def failed(name: str, error: Exception) -> None:
+        broken.append(name)
+        print(f"{name}: not measured: {(str(error).splitlines() or ['?'])[0][:300]}", file=sys.stderr)
+
     with watching() as watch, given.results.open("a") as file:
-        for line in campaign(chosen, given.runs, given.results, watch):
+        for line in campaign(chosen, given.runs, given.results, watch, failed):
             print(json.dumps(line), file=file, flush=True)
             print(_told(line), file=sys.stderr)
             wrong += sum(line.get(name) or 0 for name in EXACTNESS)
     print(f"kept in {given.results}; `godwit bench report` makes a page of it", file=sys.stderr)
-    return int(wrong > 0)
+    if broken:
+        print(f"not measured: {', '.join(broken)}", file=sys.stderr)
+    return int(wrong > 0 or bool(broken))
 
 
 def _planned(chosen: Sequence[Case], runs: int) -> str:

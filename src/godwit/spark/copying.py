@@ -7,6 +7,7 @@ ahead of what Spark has planned, and what Spark has committed is in the hosts' l
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -98,6 +99,16 @@ def restore(copy: Any, checkpoint: Path) -> None:
     _check_new(checkpoint)
     for name in (*OURS, HOSTS):
         _copy(path / name, checkpoint / name)
+    for kept in sorted((checkpoint / "operators").glob("*.json")):
+        _rebind(kept, path)
+
+
+def _rebind(kept: Path, copy: Path) -> None:
+    """Until the query has started again, what is committed is what Spark's copied checkpoint says, not the first one now."""
+    told = json.loads(kept.read_text())
+    if told.get("binding"):
+        told["binding"]["checkpoint"] = str(copy / SPARK / told["binding"]["query"])
+        replace_json(kept, told)
 
 
 def _check_new(path: Path) -> None:

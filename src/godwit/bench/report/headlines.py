@@ -73,11 +73,11 @@ def _rows(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _panel(evaluation: Evaluation) -> Panel | None:
-    """Of the protocols side by side, where latency is steadiest: there protocols differ rather than batches."""
+    """Of the protocols side by side, what was run most often; then where latency is steadiest, so that batches differ least."""
     panels = [
         panel for panel in evaluation.panels("E1") if not panel.swept and over(panel.of(LIVE), JITTER) is not None
     ]
-    return min(panels, key=_steady_ms, default=None)
+    return min(panels, key=lambda panel: (-len(panel.of(LIVE)), _steady_ms(panel)), default=None)
 
 
 def _steady_ms(panel: Panel) -> float:
