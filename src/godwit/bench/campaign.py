@@ -70,7 +70,7 @@ def campaign(
                     clock.finished_one()
                     continue
                 told = {"repeat": repeat, "took_s": round(time.time() - began_s, 1)}
-                yield circumstances(NAME, run) | case.told() | told | figures
+                yield circumstances(NAME, run) | figures | case.told() | told
                 clock.finished_one()
         finally:
             if spark is not None:

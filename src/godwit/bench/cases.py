@@ -161,13 +161,15 @@ def costs() -> Iterator[Case]:
 def orders() -> Iterator[Case]:
     for skew, load, compared in ((0.0, "uniform", EVEN_ORDERS), (1.0, "zipf", tuple(ORDERS))):
         for order in compared:
-            yield _ours("E4", f"{load}/{order}", "pause", order=order, skew=skew)
-        yield _ours("E4", f"{load}/push", "push", skew=skew)
+            yield _under(f"{load} load", _ours("E4", f"{load}/{order}", "pause", order=order, skew=skew))
+        yield _under(f"{load} load", _ours("E4", f"{load}/push", "push", skew=skew))
+        narrow: dict[str, Any] = {"link_bytes_per_s": LINK_BYTES_PER_S, "after_s": 8.0, "skew": skew}
         for protocol in ("pause", "fetch", "push", "live"):
-            narrow: dict[str, Any] = {"link_bytes_per_s": LINK_BYTES_PER_S, "after_s": 8.0, "skew": skew}
-            yield replace(
-                _ours("E4", f"narrow-{load}/{protocol}", protocol, **narrow), under=f"narrow link, {load} load"
-            )
+            yield _under(f"{load} load, narrow link", _ours("E4", f"narrow-{load}/{protocol}", protocol, **narrow))
+
+
+def _under(circumstance: str, case: Case) -> Case:
+    return replace(case, under=circumstance)
 
 
 # -- E5: a host is killed --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ An experiment or a figure that is not there is said to be not measured; one that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from typing import Final
 
 from godwit.bench.report import drawings, published
@@ -33,14 +34,20 @@ def _section(evaluation: Evaluation, experiment: Experiment, classes: Classes) -
     after = published.after(name)
     shows = experiment.shows + (f" After {after}." if after else "")
     ordered = sorted(evaluation.panels(name), key=_rank)
-    panels = [part for panel in ordered for part in _split(panel, experiment)]
+    panels = [part for panel in ordered for part in _split(panel, _compared(panel, experiment))]
     opening = [Words(shows), *([] if panels else [Words(MISSING)])]
     remarks = [_remark(paper, text) for paper, text in published.remarks(name)]
     there = {each for each in (*experiment.columns, *experiment.drawn) if any(over(p.runs, each) for _, p in panels)}
-    parts = [_part(panel, title, experiment, classes, there) for title, panel in panels]
+    parts = [_part(panel, title, _compared(panel, experiment), classes, there) for title, panel in panels]
     if name == "E1":
         parts.append(published_table())
     return Section(name, f"{name}: {experiment.title}", [*opening, *remarks], parts)
+
+
+def _compared(panel: Panel, experiment: Experiment) -> Experiment:
+    """Where all had the same order, it is the protocols that are compared."""
+    same = len({run.text("order") for run in panel.runs}) <= 1
+    return replace(experiment, by="way") if same and experiment.by == "order" else experiment
 
 
 def _rank(panel: Panel) -> int:
@@ -175,6 +182,9 @@ def _setting(panel: Panel) -> str:
 
 
 def _repeats(panel: Panel) -> str:
-    counts = {len(panel.of(way, at)) for way in panel.ways for at in panel.places} - {0}
+    places = (
+        (way, at, order) for way in panel.ways for at in panel.places for order in {r.text("order") for r in panel.runs}
+    )
+    counts = {sum(run.text("order") == order for run in panel.of(way, at)) for way, at, order in places} - {0}
     low, high = min(counts), max(counts)
     return f"{low} run{'s' * (low != 1)} each" if low == high else f"{low} to {high} runs each"
