@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import godwit
+from godwit.control import losses
 from tests.faults.kills import POINTS, KilledCount
 from tests.spark.flocks import (
     OPERATOR,
@@ -23,6 +24,13 @@ from tests.spark.flocks import (
 )
 
 pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a host is killed here, it is started again."""
+    monkeypatch.setattr(losses, "FLAPS_MAX", 1000)
+    monkeypatch.setattr(losses, "STORM_MAX", 1000)
 
 
 @pytest.mark.long
