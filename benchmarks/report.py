@@ -169,10 +169,11 @@ FLAT = 2.0  # the aim: stall changes by less than this
 
 def sweep_part() -> list[str]:
     """Whether `live` stays flat as state per key and the number of keys grow."""
-    rows = [row for row in newest("evaluation") if row["way"] == "live" and row["swept"] in SWEEPS]
+    swept = [run.line for run in evaluated().runs if run.text("experiment") == "E2" and run.text("way") == "live"]
+    rows = [dict(line) for line in swept if line["swept"] in SWEEPS]
     if not rows:
         return []
-    parts = [f"`live`, swept, on {measured_on('evaluation')}; made by `godwit bench run E2 --only live`.", ""]
+    parts = [f"`live`, swept, on {_circumstances(rows[0])}; made by `godwit bench run E2 --only live`.", ""]
     for name, heading in SWEEPS.items():
         mine = [row for row in rows if row["swept"] == name]
         if mine:
@@ -219,7 +220,10 @@ def measured_on(name: str) -> str:
     rows = newest(name)
     if not rows:
         return "no machine yet"
-    row = rows[0]
+    return _circumstances(rows[0])
+
+
+def _circumstances(row: dict[str, Any]) -> str:
     machine = row["machine"]
     return f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB, commit {row['commit']}, run {row['run']}"
 
