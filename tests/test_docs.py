@@ -155,6 +155,7 @@ def test_the_rules_file_of_the_guide_is_one() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_the_guide_to_elasticity_runs(spark: SparkSession, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__", "spark": spark, "directory": str(tmp_path)}
     try:

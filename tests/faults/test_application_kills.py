@@ -42,9 +42,8 @@ def test_application_killed_at_every_step_of_a_batch(tmp_path: Path, batch: int)
     assert_whole(app)
 
 
-@pytest.mark.parametrize(
-    "point", [pytest.param("before the will", marks=pytest.mark.long), pytest.param("after the will")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["before the will", "after the will"])
 def test_application_killed_while_a_lost_hosts_keys_get_new_owners(tmp_path: Path, point: str) -> None:
     """Its heirs have prepared their shares: the next opening finds a will, or a host that owns everything."""
     app = App(str(tmp_path), hosts=3, recovery="parallel", kill={"host-1": 1}, die={point: 0})

@@ -93,6 +93,7 @@ def test_copies_of_a_standby_take_over(nest: Nest) -> None:
     check(nest, flow)
 
 
+@pytest.mark.long
 def test_copies_of_a_part_take_over_that_part(nest: Nest) -> None:
     flow = Flow(nest)
     groups = groups_of(nest, "host-2")
@@ -107,6 +108,7 @@ def test_copies_of_a_part_take_over_that_part(nest: Nest) -> None:
     check(nest, flow)
 
 
+@pytest.mark.long
 def test_copies_that_are_not_enough_are_in_nobodys_way(nest: Nest) -> None:
     """The only host that is left has copies of a half, and must take over all."""
     flow = Flow(nest)
@@ -139,6 +141,7 @@ def test_copies_are_dropped_when_their_origin_is_back(nest: Nest) -> None:
     check(nest, flow)
 
 
+@pytest.mark.long
 def test_without_a_will_the_host_starts_again_and_owns_everything(nest: Nest) -> None:
     """The heirs have prepared, and the driver has gone before it has written anything."""
     flow = Flow(nest)

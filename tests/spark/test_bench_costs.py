@@ -13,7 +13,6 @@ from godwit.bench.failure import FailureSettings
 from godwit.bench.throughput import ThroughputSettings
 from godwit.spark import operators, workload
 
-LONG = pytest.mark.long
 EXACT = {"lost": 0, "duplicated": 0, "out_of_order": 0, "wrong_state": 0}
 
 
@@ -55,9 +54,8 @@ def test_operators_of_spark_are_measured_on_the_same_rows(spark: SparkSession, w
     assert spark.conf.get("spark.sql.streaming.stateStore.providerClass", "").find("RocksDB") < 0, "as it was before"
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param("no-support", marks=LONG), pytest.param("at-rest", marks=LONG), "standby"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["no-support", "at-rest", "standby"])
 def test_only_copies_that_stand_cost_something_at_rest(spark: SparkSession, way: Any) -> None:
     settings = RestSettings(way, keys=500, batch_rows=1_000, batches=4)
     found = costs.measure(spark, settings.checked(), Watch())

@@ -53,8 +53,7 @@ def ran(
 
 # Counts per key are moved in every way by the tests of reconfiguration.
 LONG = pytest.mark.long
-FEWER = [pytest.param(name, marks=LONG) if name in ("key-count", "count-window") else name for name in WORKLOADS]
-ONE = [pytest.param(name, marks=LONG) if name != "word-count" else name for name in WORKLOADS]
+FEWER = [pytest.param(name, marks=LONG) if name != "word-count" else name for name in WORKLOADS]
 
 
 @pytest.mark.parametrize("name", FEWER)
@@ -65,7 +64,7 @@ def test_moves_change_nothing_that_comes_out_or_stays(spark: SparkSession, tmp_p
         assert chosen.exactness(workload, outputs, flock.state(NAME)) == EXACT
 
 
-@pytest.mark.parametrize("name", ONE)
+@pytest.mark.parametrize("name", FEWER)
 def test_with_nothing_moved_it_is_exact_too_and_a_row_more_or_less_is_seen(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:

@@ -73,6 +73,7 @@ EVEN = {"host-0": 512, "host-1": 512}
 QUICK = bottleneck(metric="useful_mean", above=0.6, for_s=0.5, cool_down_s=1.0)
 
 
+@pytest.mark.long
 def test_overload_makes_the_rules_scale_and_the_history_tells_why(spark: SparkSession, tmp_path: Path) -> None:
     run = Overload.open(spark, tmp_path, per_second=1_400, rows=14_000)
     try:
@@ -114,6 +115,7 @@ def test_dry_run_says_the_same_and_does_nothing(spark: SparkSession, tmp_path: P
         run.flock.close()
 
 
+@pytest.mark.long
 def test_warm_host_is_taken_without_a_start_and_another_is_warmed(spark: SparkSession, tmp_path: Path) -> None:
     run = Overload.open(spark, tmp_path, per_second=1_400, rows=14_000)
     try:

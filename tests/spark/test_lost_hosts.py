@@ -35,7 +35,7 @@ def wait_even(stage: Stage, hosts: int) -> None:
 
 
 def test_the_others_take_over_its_keys_and_a_new_host_joins(spark: SparkSession, tmp_path: Path) -> None:
-    with staged(spark, tmp_path, work=12_000, hosts=3, recovery="parallel") as stage:
+    with staged(spark, tmp_path, work=8_000, hosts=3, recovery="parallel") as stage:
         stage.start()
         stage.runs()
         run = stage.query.runId
@@ -51,7 +51,7 @@ def test_the_others_take_over_its_keys_and_a_new_host_joins(spark: SparkSession,
 
 
 def test_copies_that_stand_take_over(spark: SparkSession, tmp_path: Path) -> None:
-    with staged(spark, tmp_path, work=12_000) as stage:
+    with staged(spark, tmp_path, work=8_000) as stage:
         stage.start()
         stage.runs()
         copies = stage.flock.standby(OPERATOR, to="host-1")
@@ -80,6 +80,7 @@ def test_copies_on_a_host_that_is_lost_are_given_up(spark: SparkSession, tmp_pat
         stage.check()
 
 
+@pytest.mark.long
 def test_where_nobody_can_take_over_hosts_start_again(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path, work=8_000, recovery="parallel") as stage:
         stage.start()
