@@ -58,6 +58,16 @@ def test_application_killed_while_a_lost_hosts_keys_get_new_owners(tmp_path: Pat
 
 
 @pytest.mark.long
+def test_a_host_that_spark_itself_starts_again_asks_whether_it_is_still_needed(tmp_path: Path) -> None:
+    """Where tasks may fail several times, the driver hears of the loss from the next attempt."""
+    app = App(str(tmp_path), hosts=3, master="local[7,4]", recovery="parallel", kill={"host-1": 1})
+    assert app.run() == 0, app.log()
+    assert_whole(app)
+    assert [line["recovery"] for line in app.says("history") if line["event"] == "lost"] == ["taken over"]
+    assert "host-1" not in dict(app.says("owners"))
+
+
+@pytest.mark.long
 def test_tasks_that_fail_once_behind_the_operator_are_repeated_exactly(tmp_path: Path) -> None:
     app = App(str(tmp_path), master="local[6,4]", fail_tasks=True, rows=900)
     assert app.run() == 0, app.log()

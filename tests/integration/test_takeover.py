@@ -57,8 +57,12 @@ def taken_over(nest: Nest, lost: str, heirs: list[str], copies: dict[str, dict[s
     return told
 
 
-def stands(nest: Nest, origin: str) -> bool:
-    return [name for name, _ in report(nest, origin)["phases"] if name == "copied"] == ["copied"]
+def copies_stand(nest: Nest, part: int = 1) -> list[int]:
+    """Of so much of what host-2 owns, on host-1; gives the groups."""
+    groups = groups_of(nest, "host-2")[::part]
+    migrate(nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
+    wait_until(lambda: "copied" in dict(report(nest, "host-2")["phases"]), what="they stand")
+    return groups
 
 
 def check(nest: Nest, flow: Flow) -> None:
@@ -80,54 +84,31 @@ def test_two_hosts_take_over_a_third(nest: Nest) -> None:
         assert gained <= set(groups_of(nest, heir))
 
 
-def test_copies_of_a_standby_take_over(nest: Nest) -> None:
+@pytest.mark.parametrize(
+    ("part", "by_copies"),
+    [
+        pytest.param(1, {"host-1": True}, id="all-of-it"),
+        pytest.param(
+            2, {"host-0": False, "host-1": True}, id="a-half-and-the-rest-from-the-log", marks=pytest.mark.long
+        ),
+        pytest.param(2, {"host-1": False}, id="a-half-is-not-enough", marks=pytest.mark.long),
+    ],
+)
+def test_copies_of_a_standby_take_over(nest: Nest, part: int, by_copies: dict[str, bool]) -> None:
+    """What they are of, if others take the rest. Where the only heir must take over more, they are in nobody's way."""
     flow = Flow(nest)
-    groups = groups_of(nest, "host-2")
-    migrate(nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
-    wait_until(lambda: stands(nest, "host-2"), what="it stands")
+    copied = copies_stand(nest, part)
     flow.wait_batches(2)
     nest.kill("host-2")
-    told = taken_over(nest, "host-2", ["host-1"], {OPERATOR: {"host-1": Units(frozenset(groups))}})
-    assert told["host-1"]["by_copies"]
-    flow.wait_batches(3)
-    check(nest, flow)
-
-
-@pytest.mark.long
-def test_copies_of_a_part_take_over_that_part(nest: Nest) -> None:
-    flow = Flow(nest)
-    groups = groups_of(nest, "host-2")
-    half = groups[::2]
-    migrate(nest, "host-2", "host-1", "standby", [{"groups": half, "keys": []}])
-    wait_until(lambda: stands(nest, "host-2"), what="it stands")
-    flow.wait_batches(2)
-    nest.kill("host-2")
-    told = taken_over(nest, "host-2", ["host-0", "host-1"], {OPERATOR: {"host-1": Units(frozenset(half))}})
-    assert [told[heir]["by_copies"] for heir in ("host-0", "host-1")] == [False, True]
-    flow.wait_batches(3)
-    check(nest, flow)
-
-
-@pytest.mark.long
-def test_copies_that_are_not_enough_are_in_nobodys_way(nest: Nest) -> None:
-    """The only host that is left has copies of a half, and must take over all."""
-    flow = Flow(nest)
-    groups = groups_of(nest, "host-2")
-    half = groups[::2]
-    migrate(nest, "host-2", "host-1", "standby", [{"groups": half, "keys": []}])
-    wait_until(lambda: stands(nest, "host-2"), what="it stands")
-    nest.kill("host-2")
-    told = taken_over(nest, "host-2", ["host-1"], {OPERATOR: {"host-1": Units(frozenset(half))}})
-    assert not told["host-1"]["by_copies"]
+    told = taken_over(nest, "host-2", list(by_copies), {OPERATOR: {"host-1": Units(frozenset(copied))}})
+    assert {heir: answer["by_copies"] for heir, answer in told.items()} == by_copies
     flow.wait_batches(3)
     check(nest, flow)
 
 
 def test_copies_are_dropped_when_their_origin_is_back(nest: Nest) -> None:
     flow = Flow(nest)
-    groups = groups_of(nest, "host-2")
-    migrate(nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
-    wait_until(lambda: stands(nest, "host-2"), what="it stands")
+    copies_stand(nest)
     nest.kill("host-2")
     nest.start("host-2")
     keys = len(nest.state(flow.batch))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from godwit.runtime import rescue
 from godwit.spark import rescuing
 from tests.spark.flocks import OPERATOR, kill_host, wait_until
 from tests.spark.stage import Stage, staged
@@ -77,6 +78,29 @@ def test_copies_on_a_host_that_is_lost_are_given_up(spark: SparkSession, tmp_pat
         assert copies.wait(60)
         assert copies.report()["outcome"] == "aborted"
         wait_even(stage, 2)
+        stage.check()
+
+
+@pytest.mark.long
+def test_an_heir_that_is_lost_right_after_the_will_is_dealt_with(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own end waits for that of the takeover, and what is asked of it there must not wait for it."""
+    with staged(spark, tmp_path, work=12_000, hosts=3, recovery="parallel") as stage:
+        stage.start()
+        stage.runs()
+        plain = rescue.write_will
+        struck = iter(["host-0"])
+
+        def armed(*args: Any) -> None:
+            plain(*args)
+            for host in struck:
+                kill_host(stage.flock, host)
+
+        monkeypatch.setattr(rescue, "write_will", armed)
+        kill_host(stage.flock, "host-1")
+        wait_lost(stage, 2)
+        stage.runs()
         stage.check()
 
 

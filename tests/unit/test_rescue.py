@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from godwit.errors import CheckpointUnusable
+from godwit.model.ownership import Ownership
+from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
-from godwit.runtime.rescue import dealt
+from godwit.runtime import wills
+from godwit.runtime.rescue import Estate, dealt, settle
 
 ALL = Units(frozenset(range(6)), frozenset({100, 200}))
 
@@ -29,3 +38,40 @@ def test_who_has_copies_gets_what_they_are_of_and_nothing_else() -> None:
 def test_the_last_host_gets_all_of_it_whatever_it_has_copies_of() -> None:
     shares = dealt({"op": ALL}, ["b"], {"op": {"b": Units.of(Unit("group", 0))}})
     assert shares == {"b": {"op": ALL}}
+
+
+def estate_in(directory: Path) -> Estate:
+    directory.mkdir()
+    owned = {"op": Ownership.initial("lost", Routing.spread(["lost"], 4))}
+    return Estate("lost", directory, 2, 1, owned, ("op",))
+
+
+class Heirs:
+    """They say what is wanted of them, and note what they were asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask(self, host: str, action: str, **fields: Any) -> dict[str, Any]:
+        self.asked.append(f"{host} {action}")
+        return {"state": "prepared", "bytes": 1, "served": {"op": []}}
+
+
+def test_heirs_give_up_if_there_is_no_will(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wills.os, "fsync", failing)
+    heirs = Heirs()
+    with pytest.raises(CheckpointUnusable):
+        settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
+    assert heirs.asked == ["a inherit", "a inheritance", "a disinherit"]
+
+
+def test_a_will_that_is_there_holds_whatever_failed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lost host would not start any more, and were the heirs told to give up, its keys would be nobody's."""
+    monkeypatch.setattr(wills, "sync_directory", failing)
+    heirs = Heirs()
+    settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
+    assert heirs.asked == ["a inherit", "a inheritance", "a inherited"]
+
+
+def failing(*_: Any) -> None:
+    raise OSError(5, "input/output error")

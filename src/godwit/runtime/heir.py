@@ -120,7 +120,7 @@ class Legacy:
 
 
 class Heir:
-    """One takeover on one host, run by a thread of its own. `reuse` gives the receiver of a standby's copies."""
+    """One takeover on one host, run by a thread of its own. `receiver_of` gives one that has the copies there are already."""
 
     def __init__(
         self,

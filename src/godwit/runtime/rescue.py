@@ -17,7 +17,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.units import Unit, Units
 from godwit.runtime import parcels
 from godwit.runtime.leases import drop_lease
-from godwit.runtime.wills import write_will
+from godwit.runtime.wills import read_will, write_will
 from godwit.state.recovery import take_over
 from godwit.state.segments import Durability
 
@@ -81,25 +81,29 @@ def dealt(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str,
 
 
 def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]]:
-    """Have the heirs take it over, all at once. Gives what each says of it; raises if it did not come to the will."""
-    asked: list[str] = []
+    """Have the heirs take it over, all at once. Gives what each says of it; raises only if it did not come to the will."""
+    told: dict[str, dict[str, Any]] = {}
     try:
-        timers = min(shares)  # what the lost host's timers have put out, one of them answers for
         for heir, share in shares.items():
-            asked.append(heir)
-            given = {operator: units.to_dict() for operator, units in share.items()}
-            where = {"generation": estate.generation, "next_lsn": estate.next_lsn}
-            ask(heir, "inherit", name=estate.name, lost=estate.lost, shares=given, timers=timers, **where)
-        told = {heir: _prepared(heir, estate, ask) for heir in shares}
+            told[heir] = {}
+            _ask_to_inherit(heir, share, min(shares), estate, ask)
+        for heir in shares:
+            told[heir] = _prepared(heir, estate, ask)
         write_will(estate.directory, estate.name, shares)
     except GodwitError:
-        for heir in asked:
-            _give_up(heir, estate, ask)
-        raise
+        if read_will(estate.directory) is None:  # it may be there though something failed after that
+            for heir in told:
+                _give_up(heir, estate, ask)
+            raise
     drop_lease(estate.directory)
-    for heir in shares:
-        told[heir]["served"] = _served(heir, estate, shares[heir], ask)
-    return told
+    return {heir: told[heir] | {"served": _served(heir, estate, shares[heir], ask)} for heir in shares}
+
+
+def _ask_to_inherit(heir: str, share: Mapping[str, Units], timers: str, estate: Estate, ask: Ask) -> None:
+    """`timers`: who of all answers for what the lost host's timers have put out."""
+    given = {operator: units.to_dict() for operator, units in share.items()}
+    where = {"generation": estate.generation, "next_lsn": estate.next_lsn}
+    ask(heir, "inherit", name=estate.name, lost=estate.lost, shares=given, timers=timers, **where)
 
 
 def _prepared(heir: str, estate: Estate, ask: Ask) -> dict[str, Any]:
@@ -126,11 +130,11 @@ def _give_up(heir: str, estate: Estate, ask: Ask) -> None:
 
 
 def _served(heir: str, estate: Estate, share: Mapping[str, Units], ask: Ask) -> dict[str, dict[Unit, int]]:
-    """The heir's units with their epochs. One that has restarted since it had prepared has found the will by itself."""
+    """The heir's units with their epochs. One that cannot say so, because it has restarted, finds the will by itself."""
     try:
         told = ask(heir, "inherited", name=estate.name)["served"]
         return {operator: parcels.epochs_of(epochs) for operator, epochs in told.items()}
-    except HostUnavailable:
+    except GodwitError:
         return {
             operator: {unit: estate.owned[operator].share(unit).epoch + 1 for unit in units}
             for operator, units in share.items()

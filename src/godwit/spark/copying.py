@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 from godwit.errors import CheckpointUnusable, DefinitionError, HostUnavailable
 from godwit.spark.admission import Binding
 from godwit.spark.history import now_text
-from godwit.spark.home import Home, checked_path, replace_json
+from godwit.spark.home import Home, checked_path, new_name, replace_json
 from godwit.spark.hosting import Hosts
 from godwit.state.damage import unusable
 
@@ -99,8 +99,14 @@ def restore(copy: Any, checkpoint: Path) -> None:
     _check_new(checkpoint)
     for name in (*OURS, HOSTS):
         _copy(path / name, checkpoint / name)
+    _rename(checkpoint / "flock.json")
     for kept in sorted((checkpoint / "operators").glob("*.json")):
         _rebind(kept, path)
+
+
+def _rename(described: Path) -> None:
+    """It is another flock: both may be there at once, and what is done to the jobs of one must not hit the other."""
+    replace_json(described, json.loads(described.read_text()) | {"flock": new_name()})
 
 
 def _rebind(kept: Path, copy: Path) -> None:

@@ -38,6 +38,11 @@ _OWN_LEFTOVER = re.compile(
 )  # of an opening that was killed
 
 
+def new_name() -> str:
+    """Of a flock, as Spark's job groups know it."""
+    return uuid.uuid4().hex[:8]
+
+
 def checked_path(checkpoint: Any) -> Path:
     if not isinstance(checkpoint, (str, os.PathLike)) or not isinstance(text := os.fspath(checkpoint), str) or not text:
         raise DefinitionError(
@@ -67,7 +72,7 @@ class Home:
         found = _read_json(path / "flock.json")
         if found is None:
             _check_empty(path)
-            home = cls(path, uuid.uuid4().hex[:8], Routing.spread([f"host-{i}" for i in range(hosts)], groups))
+            home = cls(path, new_name(), Routing.spread([f"host-{i}" for i in range(hosts)], groups))
             content = {"format": FORMAT, "flock": home.flock, "routing": home.routing.to_dict()}
             replace_json(path / "flock.json", content)
             return home

@@ -19,6 +19,7 @@ from godwit.runtime.leases import check_owner, drop_lease, host_directory, read_
 from godwit.transport.flight import Client
 
 START_TIMEOUT_S = 120.0
+TAKEOVER_S = 600.0  # others may have much to read
 ASK_AGAIN_S = 1.0  # a host that only could not be reached for a moment registers no new generation
 PAUSE_S_MAX = 5.0
 FAILURES_MAX = 3  # starts in a row that never came to serving: then something is wrong that a restart does not mend
@@ -44,7 +45,7 @@ def _taken_over(config: HostConfig) -> bool:
         return False
     client = Client(config.controller, config.token)
     try:
-        return bool(client.call("lost", host=config.host)["taken_over"])
+        return bool(client.call("lost", timeout_s=TAKEOVER_S, host=config.host)["taken_over"])
     finally:
         client.close()
 

@@ -62,7 +62,7 @@ class Membership:
             self._wait_inherited(host)
         self._owners.rebuild()
         self._even_marks(self.hosts())
-        self._tell_roster()
+        self.tell_roster()
 
     def _directory(self, host: str) -> Path:
         return host_directory(str(self._home.path), host)
@@ -80,12 +80,14 @@ class Membership:
     # -- joining and leaving -----------------------------------------------------------------------------------------
 
     def lost(self, name: str) -> None:
-        """What it owned has other owners; it is not started again. Routers go on as soon as no table has it."""
+        """What it owned has other owners; it is not started again. Routers go on as soon as no table has it.
+
+        Whoever is about to let a host join may be waiting for this one, so it is gone before its place on the roster is.
+        """
         self._owners.parted([name])
+        self._hosts.part_from(name)
         with self.changing:
             self._home.keep_roster([host for host in self.hosts() if host != name])
-            self._hosts.part_from(name)
-        self._tell_roster()
 
     def join(self, names: Sequence[str]) -> None:
         with self.changing:
@@ -99,7 +101,7 @@ class Membership:
                 self._home.keep_roster(before)
                 raise
             self._owners.joined(names)
-        self._tell_roster()
+        self.tell_roster()
         self._history.add("joined", hosts=list(names))
 
     def leave(self, names: Sequence[str]) -> bool:
@@ -111,7 +113,7 @@ class Membership:
                 self._wait_settled(name)
             self._owners.parted(names)
             self._home.keep_roster([host for host in self.hosts() if host not in names])
-        self._tell_roster()
+        self.tell_roster()
         self._hosts.stop(names)
         self._history.add("left", hosts=list(names))
         return True
@@ -150,7 +152,7 @@ class Membership:
                 described = operator_json(codeless(kept[0]), self._owners.table(operator))
                 self._hosts.ask(name, "define", operator=described)
 
-    def _tell_roster(self) -> None:
+    def tell_roster(self) -> None:
         """A host that is away reads it from the tables when it starts again."""
         names = list(self.hosts())
         for name in names:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from godwit.control.losses import WINDOW_S, Losses
 from godwit.control.moves import spans
@@ -27,8 +27,8 @@ from godwit.spark.reconfigure import Reconfiguration
 from godwit.state.segments import Durability
 
 Recovery = Literal["storage", "parallel"]
-RECOVERIES = get_args(Recovery)
 REPLACE_AFTER_S: Final = 10.0
+AGAIN_S: Final = 1.0
 
 
 class Rescuer:
@@ -67,16 +67,17 @@ class Rescuer:
             began_s = time.monotonic()
             self._losses.add(host, began_s)
             copies = self._changes.copies_of(host)
-            reason = self._against(host, copies)
+            reason, told = self._against(host, copies), {}
             if not reason:
                 try:
-                    self._take_over(host, copies, began_s)
+                    told = self._taken_over(host, copies)
                 except GodwitError as error:
                     reason = str(error)
             if reason:
                 self._history.add("lost", host=host, recovery="storage", reason=reason)
                 self._hosts.closing.wait(self._losses.pause_s)
                 return False
+            self._follow(host, told, began_s)
         return True
 
     def quarantined(self) -> dict[str, str]:
@@ -100,7 +101,8 @@ class Rescuer:
             return "keys are being moved"
         return ""
 
-    def _take_over(self, host: str, copies: Mapping[str, Mapping[str, Units]], began_s: float) -> None:
+    def _taken_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, dict[str, Any]]:
+        """What each heir says of it; an error if there is no will."""
         estate = rescue.fenced(host_directory(str(self._home.path), host), self._durability)
         if unsettled := estate.unsettled() or self._evaluating(estate):
             raise HostUnavailable(unsettled, host=host)
@@ -108,24 +110,35 @@ class Rescuer:
         owned = {op: own.mine() for op, own in estate.owned.items() if own.mine()}
         if not owned:
             raise HostUnavailable("it owned nothing", host=host)
-        told = rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
+        return rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
+
+    def _follow(self, host: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
+        """Tables, roster and history after the fact, which nothing takes back: again until there is room for them."""
+        before = len(self._members.hosts())
+        while True:
+            try:
+                self._write_down(host, told, began_s)
+                break
+            except GodwitError:
+                if self._hosts.closing.wait(AGAIN_S):
+                    return
+        threading.Thread(target=self._replace, args=(before,), name="godwit-replace", daemon=True).start()
+
+    def _write_down(self, host: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
         for heir, answer in told.items():
             for operator, epochs in answer["served"].items():
                 self._owners.moved(operator, epochs, heir)
                 units = Units.of(*epochs)
                 fields = {"operator": operator, "origin": host, "target": heir, "groups": spans(units.groups)}
-                self._history.add("moved", migration=estate.name, keys=sorted(units.keys), **fields)
+                self._history.add("moved", migration=f"loss of {host}", keys=sorted(units.keys), **fields)
         self._changes.taken_over(host)
-        before = len(self._members.hosts())
         self._members.lost(host)
         figures = {heir: {name: answer[name] for name in ("bytes", "by_copies")} for heir, answer in told.items()}
         took_s = round(time.monotonic() - began_s, 3)
         self._history.add("lost", host=host, recovery="taken over", heirs=figures, took_s=took_s)
         if self._losses.flaps(host):
-            reason = f"lost {self._losses.of(host)} times within {WINDOW_S:.0f} s"
-            self._quarantined[host] = reason
-            self._history.add("quarantined", host=host, reason=reason)
-        threading.Thread(target=self._replace, args=(before,), name="godwit-replace", daemon=True).start()
+            self._quarantined[host] = f"lost {self._losses.of(host)} times within {WINDOW_S:.0f} s"
+            self._history.add("quarantined", host=host, reason=self._quarantined[host])
 
     def _groups_of(self, host: str) -> int:
         return sum(len(units) for units in self._owners.owned(host).values())
@@ -139,8 +152,10 @@ class Rescuer:
     def _replace(self, count: int) -> None:
         """As many hosts as before: a new one joins, and gets its share from the heirs while the query goes on.
 
-        Not at once: what has gathered is worked off first. If somebody has scaled meanwhile, that holds.
+        Not at once: what has gathered is worked off first. If somebody has scaled meanwhile, that holds. All of it in a thread
+        of its own: other hosts may be lost by now, and what is asked of them waits until they are dealt with.
         """
+        self._members.tell_roster()
         if self._hosts.closing.wait(REPLACE_AFTER_S) or len(self._members.hosts()) != count - 1:
             return
         try:

@@ -1,0 +1,26 @@
+"""Who joins may be waiting for a host that is lost: neither must wait for the other."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from godwit.spark.membership import Membership
+
+
+def test_a_lost_host_is_gone_before_its_place_on_the_roster_is() -> None:
+    parted = threading.Event()
+    kept: list[list[str]] = []
+    home: Any = SimpleNamespace(roster=lambda: ("host-0", "host-1"), keep_roster=kept.append)
+    hosts: Any = SimpleNamespace(part_from=lambda _: parted.set())
+    owners: Any = SimpleNamespace(parted=lambda _: None)
+    nothing: Any = None
+    members = Membership(home, hosts, owners, nothing, nothing, nothing)
+    with members.changing:  # as while a host joins, which asks all others how far they are
+        losing = threading.Thread(target=members.lost, args=("host-1",), daemon=True)
+        losing.start()
+        assert parted.wait(10), "so whoever asks it hears that it does not come back"
+        assert not kept
+    losing.join(10)
+    assert kept == [["host-0"]]
