@@ -59,6 +59,7 @@ class Nest:
         self.controller = Controller("127.0.0.1", self.token, self._admit, list)
         self.operator = operator_of(processor or Count())
         self.controller.add(self.operator)
+        self.bind = "127.0.0.1"
         self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
 
     def _admit(self, request: dict[str, Any]) -> None:
@@ -71,6 +72,7 @@ class Nest:
             str(self.checkpoint),
             self.controller.address,
             self.token,
+            self.bind,
             incarnation=self.incarnation,
             routing=self.initial,
         )

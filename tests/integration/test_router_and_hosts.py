@@ -276,3 +276,15 @@ def test_malformed_actions_rows_and_fetches_are_refused_by_name(nest: Nest) -> N
             wire.unpack(reader.read_chunk().app_metadata)
     client.call("status")
     client.close()
+
+
+def test_a_host_that_listens_on_all_addresses_announces_one_that_leads_there(tmp_path: Path) -> None:
+    nest = Nest(tmp_path)
+    nest.bind = "0.0.0.0"
+    try:
+        nest.start("host-0")
+        lease = nest.lease("host-0")
+        assert lease is not None
+        assert lease.address.startswith("127.0.0.1:"), "that is where its controller is"
+    finally:
+        nest.close()

@@ -39,7 +39,9 @@ class Controller:
         admit: Callable[[dict[str, Any]], None],
         active_scopes: Callable[[], list[str]],
         lost: Callable[[str], bool] = lambda _: False,
+        address: str | None = None,
     ) -> None:
+        """`address`: under which hosts reach it, if not the one it listens on."""
         self._operators: dict[str, tuple[Operator, Routing | None]] = {}
         self._hosts: dict[str, Registered] = {}
         self._failures: dict[str, GodwitError] = {}
@@ -56,7 +58,7 @@ class Controller:
             "active_scopes": lambda _: {"scopes": self._active_scopes()},
         }
         self._service = Service(bind, token, actions)
-        self.address = f"{bind}:{self._service.port}"
+        self.address = f"{address or bind}:{self._service.port}"
 
     # -- what the driver does ----------------------------------------------------------------------------------------
 

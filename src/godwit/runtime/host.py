@@ -46,6 +46,7 @@ from godwit.state.changes import changes_schema
 from godwit.state.copying import copy_log
 from godwit.state.ledger import with_rows
 from godwit.transport import wire
+from godwit.transport.addresses import reachable
 from godwit.transport.flight import GONE, Client, Service
 
 STOP_GRACE_S = 2.0
@@ -106,7 +107,7 @@ class Host:
         try:
             for seat in self._seats:
                 self._moves.recover(seat)  # before anybody can bring new copies, which it would take for old ones
-            self._announce(f"{self.config.bind}:{service.port}")
+            self._announce(f"{reachable(self.config.bind, self.config.controller)}:{service.port}")
             self._serve()
         finally:
             self._stop.set()

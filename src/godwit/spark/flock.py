@@ -61,6 +61,7 @@ from godwit.spark.rescuing import Recovery, Rescuer
 from godwit.spark.state_view import state_frame
 from godwit.spark.status import flock_status
 from godwit.state.changelog import Durability
+from godwit.transport.addresses import ALL
 
 Keys = str | list[str] | tuple[str, ...]
 
@@ -84,7 +85,7 @@ class Flock:
     durability: "process" survives killed processes, "disk" also a power cut.
     memory_max_bytes: of state per host and operator, beyond which cold state goes to local disk.
     token: what routers and hosts prove themselves with; random unless given.
-    bind: the address hosts listen on; loopback unless the executors are on other machines.
+    bind: the address hosts and driver listen on: loopback, or "0.0.0.0" where the executors are on other machines.
     groups: into how many parts the keys are divided; hosts own whole groups. Fixed when the checkpoint is made.
     segment_bytes_max: how large a file of a host's changelog grows before the next one is begun.
     recovery: what happens when a host is lost. "storage": it is started again from its changelog. "parallel": the other hosts
@@ -127,7 +128,10 @@ class Flock:
         self._closing = threading.Lock()
         self._closed = False
         self._admission = Admission(spark, onGap == "accept")
-        self._controller = Controller(bind, self._settings.token, self._admit, self._active_scopes, self._lost)
+        driver = spark.sparkContext.getConf().get("spark.driver.host") if bind in ALL else None
+        self._controller = Controller(
+            bind, self._settings.token, self._admit, self._active_scopes, self._lost, address=driver
+        )
         self._hosts = Hosts(self._job, self._controller, self._settings.token)
         self._history = History(self._home.path)
         self._owners = Owners(self._home, self._hosts, self._history)
