@@ -147,7 +147,7 @@ class Nest:
         found: dict[int, int] = {}
         for host in self.routing.hosts:
             client = self.client(host)
-            changes = list(client.fetch(operator=OPERATOR, committed_batch=committed_batch))
+            changes = list(client.fetch(operator=OPERATOR, committed_batch=committed_batch)[1])
             client.close()
             for table in rows_of_state(self.operator.spec, changes, host, 1):
                 found |= {row["key"]: row["state"]["n"] for row in table.to_pylist()}

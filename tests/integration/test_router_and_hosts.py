@@ -225,7 +225,7 @@ def test_a_wrong_token_is_refused_on_every_path(nest: Nest) -> None:
     with pytest.raises(WrongToken, match="does not accept this token"):
         client.call("status")
     with pytest.raises(flight.FlightUnauthenticatedError):
-        list(client.fetch(operator=OPERATOR, committed_batch=0))
+        list(client.fetch(operator=OPERATOR, committed_batch=0)[1])
     client.close()
     with pytest.raises(WrongToken):
         list(nest.run(0, "0", [rows(range(5))], token="guessed"))
@@ -264,7 +264,7 @@ def test_malformed_actions_rows_and_fetches_are_refused_by_name(nest: Nest) -> N
     with pytest.raises(MalformedRequest, match="'operator'"):
         client.call("define")
     with pytest.raises(flight.FlightServerError, match="GODWIT-MALFORMED-REQUEST"):
-        list(client.fetch(operator=None))
+        list(client.fetch(operator=None)[1])
     for note in (b"?", wire.pack("sing"), wire.pack("finish")):
         writer, reader = exchange(
             nest, "host-0", wire.pack("exchange", operator=OPERATOR, query="q", run="run-1", batch=0, lane="0")

@@ -7,7 +7,7 @@ The rate over the whole run is kept beside it. Which of the two goes first chang
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, Final
@@ -30,9 +30,20 @@ Without = Callable[[SparkSession], AbstractContextManager[None]]
 
 
 def compared(
-    name: str, what: str, without: Without, settings: Settings, runs: int, batches: int, batch_rows: int, watch: Watch
+    name: str,
+    what: str,
+    without: Without,
+    settings: Settings,
+    runs: int,
+    batches: int,
+    batch_rows: int,
+    watch: Watch,
+    options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """One line: rows a second both ways, and the ratio with its spread. `without` takes it away as long as it is entered."""
+    """One line: rows a second both ways, and the ratio with its spread.
+
+    `without` takes it away as long as it is entered; `options` of the flock bring it.
+    """
     spark = session(slots(settings))
     found: dict[bool, list[Batches]] = {True: [], False: []}
     try:
@@ -40,10 +51,10 @@ def compared(
             for there in (True, False) if run % 2 else (False, True):
                 watch.phase(f"{'with' if there else 'without'} {what}, run {run + 1} of {runs}")
                 if there:
-                    found[there].append(_batches(spark, settings, batches, batch_rows, watch))
+                    found[there].append(_batches(spark, settings, batches, batch_rows, options or {}, watch))
                 else:
                     with without(spark):
-                        found[there].append(_batches(spark, settings, batches, batch_rows, watch))
+                        found[there].append(_batches(spark, settings, batches, batch_rows, {}, watch))
     finally:
         spark.stop()
     asked = {field: asdict(settings)[field] for field in ASKED} | {"batches": batches, "batch_rows": batch_rows}
@@ -67,12 +78,14 @@ def _figures(found: dict[bool, list[Batches]]) -> dict[str, Any]:
     }
 
 
-def _batches(spark: SparkSession, settings: Settings, batches: int, batch_rows: int, watch: Watch) -> Batches:
+def _batches(
+    spark: SparkSession, settings: Settings, batches: int, batch_rows: int, given: Mapping[str, Any], watch: Watch
+) -> Batches:
     rows = (WARM_UP_BATCHES + batches) * batch_rows
     options = {"rows_per_second": 0, "rows_per_batch": batch_rows, "rows": rows, **shape(settings)}
     with (
         tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
-        godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock,
+        godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit", **given) as flock,
     ):
         running = load.Running(operator_frame(spark, flock, settings, options), f"{directory}/spark")
         running.wait_rows(rows, lambda seen: watch.rows(seen, rows))

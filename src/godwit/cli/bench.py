@@ -54,8 +54,11 @@ printed, with all parameters, versions, machine, and these figures:
                        value (wrong_outputs) is not the one that should have come, so it is both lost and in excess
 """
 REST = """
-What being able to move keys costs while nothing is moved: rows a second of the same query with that support, and without it
-(a switch that exists for this measurement only). Runs of the two are interleaved; the ratio is taken pair by pair.
+What is paid while nothing happens: rows a second of the same query with something, and without it. Runs of the two are
+interleaved; the ratio is taken pair by pair.
+
+  support   being able to move keys (without it: a switch that exists for this measurement only)
+  backup    a backup of every host on another one, Flock(backup=True)
 """
 EXAMPLES = """
 examples:
@@ -148,6 +151,9 @@ def _add_migration(flags: argparse.ArgumentParser) -> None:
 
 
 def _add_rest(flags: argparse.ArgumentParser) -> None:
+    flags.add_argument(
+        "of", nargs="?", default="support", choices=("support", "backup"), help="what is paid for (%(default)s)"
+    )
     flags.add_argument("--batches", type=int, default=40, help="measured in each run (%(default)s)")
     flags.add_argument("--batch-rows", type=int, default=50_000, help="rows of a batch (%(default)s)")
     _add_shared(flags, runs=5)
@@ -239,10 +245,11 @@ def _rest(given: argparse.Namespace) -> int:
     _check_runs(given, "batches", "batch_rows")
     base = replace(DEFAULTS, keys=given.keys, state_bytes=given.state_bytes, hosts=given.hosts, seed=given.seed)
     base = replace(base, target="scale-out").checked()  # any number of hosts will do, nothing moves
-    from godwit.bench.rest import rest
+    from godwit.bench.rest import backup, rest
 
+    paid, name = {"support": (rest, "rest"), "backup": (backup, "backup")}[given.of]
     with watching() as watch:
-        _written(rest(base, given.runs, given.batches, given.batch_rows, watch), given, "rest")
+        _written(paid(base, given.runs, given.batches, given.batch_rows, watch), given, name)
     return 0
 
 
@@ -275,9 +282,10 @@ def _interruption(line: Mapping[str, Any]) -> str:
 
 def summary(line: Mapping[str, Any]) -> str:
     """The one or two figures that a person looks for first."""
-    if line["benchmark"] == "rest":
+    if line["benchmark"] in ("rest", "backup"):
         ratio = line["ratio"]
-        return f"throughput with support / without: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
+        what = "backups" if line["benchmark"] == "backup" else "support"
+        return f"throughput with {what} / without: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
     return (
         f"{line['protocol']}: {line['keys_moved']:,} keys in {line['reconfiguration_s']:.2f} s, "
         f"{_stall(line)}, "

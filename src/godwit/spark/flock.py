@@ -389,7 +389,7 @@ class Flock:
     def state(self, name: str) -> DataFrame:
         """Committed state of an operator: the key columns, host, epoch, a column per state variable, and timers."""
         self._check_open()
-        return state_frame(self._spark, self._home, self._settings.token, *self._known(name))
+        return state_frame(self._spark, self._home, self._incarnation, self._settings.token, *self._known(name))
 
     def _known(self, name: str) -> tuple[OperatorSpec, Binding | None]:
         kept = self._home.operator(str(name))

@@ -135,12 +135,10 @@ class Client:
         writer, reader = self._client.do_exchange(descriptor, options)
         return writer, reader
 
-    def fetch(self, **fields: Any) -> Iterator[pa.RecordBatch]:
+    def fetch(self, **fields: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         options = flight.FlightCallOptions(headers=self._headers)
         reader = self._client.do_get(flight.Ticket(wire.pack("fetch", **fields)), options)
-        for chunk in reader:
-            if chunk.data is not None:
-                yield chunk.data
+        return reader.schema, (chunk.data for chunk in reader if chunk.data is not None)
 
     def close(self) -> None:
         self._client.close()
