@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
 from godwit.errors import HostUnavailable, MalformedRequest, NotReplayable, StaleGeneration, StaleRun, WrongToken
+from godwit.runtime.pace import ROWS_MIN
 from godwit.transport import wire
 from tests.integration.nest import INPUT, OPERATOR, Nest, rows
-from tests.spark.flocks import assert_exact
+from tests.spark.flocks import Count, assert_exact
 
 KEYS = 7
 
@@ -286,5 +289,26 @@ def test_a_host_that_listens_on_all_addresses_announces_one_that_leads_there(tmp
         lease = nest.lease("host-0")
         assert lease is not None
         assert lease.address.startswith("127.0.0.1:"), "that is where its controller is"
+    finally:
+        nest.close()
+
+
+class Slow(Count):
+    """Tells for each row with how many others it came."""
+
+    output_schema = pa.schema([("key", pa.int64()), ("size", pa.int64())])
+
+    def process(self, rows: Any, state: Any, times: Any) -> Any:
+        time.sleep(len(rows) / 2_000)
+        return self.emit(rows, size=np.full(len(rows), len(rows)))
+
+
+def test_rows_that_take_long_are_sent_in_smaller_chunks(tmp_path: Path) -> None:
+    nest = Nest(tmp_path, hosts=1, processor=Slow()).start_all()
+    try:
+        sizes = [[row["size"] for row in nest.run(batch, "0", [rows(range(2_000), 50)])] for batch in (0, 1)]
+        assert set(sizes[0]) == {2_000}, "nothing is known of it yet"
+        assert len(sizes[1]) == 2_000
+        assert max(sizes[1]) == ROWS_MIN
     finally:
         nest.close()

@@ -40,8 +40,8 @@ USEFUL_MAX: Final = 0.8  # more of its time a host of a micro-batch query does n
 class Elastic:
     """One run: `row_us` of work for a row, `rate` at the highest, and the rules' limits."""
 
-    row_us: float = 50.0
-    rate: int = 50_000
+    row_us: float = 250.0
+    rate: int = 10_000
     hosts: int = 1
     maximum: int = 4
     warm: int = 0

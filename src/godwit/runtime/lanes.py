@@ -31,6 +31,10 @@ class Window:
     rows: Index
     hashes: Index
 
+    def part(self, begin: int, end: int) -> Window:
+        batch = self.batch.slice(begin, end - begin)
+        return Window(self.lane, batch, self.rows[begin:end], self.hashes[begin:end])
+
 
 def windows(batches: Iterable[pa.RecordBatch], route: Route, lane: str) -> Iterator[Window]:
     kept = (_without_ticks(batch) for batch in batches)

@@ -10,6 +10,7 @@ that is still on its way to, or back from, an older owner.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from godwit.errors import GodwitError, NullKey
 from godwit.runtime.lanes import Window, windows
 from godwit.runtime.link_pieces import Piece
+from godwit.runtime.pace import Pace
 from godwit.runtime.route import Route, Task
 from godwit.runtime.router_links import Links
 from godwit.runtime.router_rounds import Rounds
@@ -43,7 +45,8 @@ class Router:
         self._task = task
         self._file = RoutingFile(route.checkpoint, route.operator, moves=task.scope is None)
         self._table = newest_table(route, self._file)
-        self._sent: deque[tuple[str, list[Piece]]] = deque()
+        self._sent: deque[tuple[Window, list[Piece], float]] = deque()
+        self._pace = Pace(route.operator)
         self._row_count = 0
         self._event_max_ms: int | None = None
 
@@ -56,7 +59,7 @@ class Router:
             # Every host, also where no row will go: the batch and its event time concern them all.
             self._links.open(self._table.hosts)
             yield from _ordered(self._links.timers())
-            for window in windows(batches, self._route, self._task.lane):
+            for window in self._cut(windows(batches, self._route, self._task.lane)):
                 self._send(window, wire_schema)
                 yield from self._collect(0 if len(window.rows) <= SMALL_ROWS_MAX else WINDOWS_MAX - 1)
             yield from self._collect(0)
@@ -66,6 +69,14 @@ class Router:
             raise error.at(operator=self._route.operator, batch=request.batch, lane=self._task.lane) from None
         finally:
             self._links.close()
+
+    def _cut(self, found: Iterable[Window]) -> Iterator[Window]:
+        for window in found:
+            begin = 0
+            while begin < len(window.rows):
+                end = len(window.rows) if self._route.gather else begin + (self._pace.rows_max() or len(window.rows))
+                yield window if end - begin >= len(window.rows) else window.part(begin, end)
+                begin = end
 
     def _send(self, window: Window, schema: pa.Schema) -> None:
         self._check_keys(window)
@@ -79,7 +90,7 @@ class Router:
         self._links.open(piece.host for piece in pieces)  # the table may have learnt of further hosts
         for piece in pieces:
             self._links.send(piece)
-        self._sent.append((window.lane, pieces))
+        self._sent.append((window, pieces, time.monotonic()))
 
     def _split(self, batch: pa.RecordBatch, hashes: Index) -> Iterator[tuple[str, pa.RecordBatch]]:
         if len(self._table.hosts) == 1:
@@ -114,8 +125,9 @@ class Router:
     def _collect(self, left: int) -> Iterator[pa.RecordBatch]:
         """Until so many windows are in flight, or none, if one of them taught the table something."""
         while len(self._sent) > (0 if self._rounds.learnt else left):
-            lane, pieces = self._sent.popleft()
-            outputs = self._rounds.see_through(lane, pieces)
+            window, pieces, sent_s = self._sent.popleft()
+            outputs = self._rounds.see_through(window.lane, pieces)
+            self._pace.answered(len(window.rows), sent_s, time.monotonic())
             yield from _ordered(outputs)
         if not self._sent:
             self._rounds.learnt = False
