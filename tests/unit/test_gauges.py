@@ -105,9 +105,15 @@ def test_query_that_keeps_up_is_offered_what_it_applies() -> None:
 
 def test_query_that_falls_behind_is_offered_more_than_it_applies() -> None:
     """1,000 rows a second come, 500 are applied: each batch has the rows of the time that the one before took."""
-    found = counters([(0, 0), (1000, 500), (3000, 1500), (7000, 3500)], 3600)
+    found = counters([(0, 0), (0, 0), (1000, 500), (3000, 1500), (7000, 3500)], 3600)
     assert found.offered() == pytest.approx(1000)
     assert found.rate() == pytest.approx(500)
+
+
+def test_the_first_batch_tells_nothing_of_when_its_successor_came() -> None:
+    """Spark has planned it long before it comes here, while Python starts: the next one has the rows of all that time."""
+    found = counters([(3000, 0), (3500, 100), (4000, 800), (4500, 900)], 900)
+    assert found.offered() == pytest.approx(200)
 
 
 def test_query_that_catches_up_is_offered_less() -> None:
@@ -122,6 +128,8 @@ def test_rows_of_the_last_batch_count_as_soon_as_they_tell_more() -> None:
     assert after.offered() == pytest.approx(1050), "2,100 rows in two seconds"
 
 
-@pytest.mark.parametrize("batches", [[], [(0, 0)], [(0, 0), (10, 5)], [(7, 0), (7, 1), (7, 2)]])
+@pytest.mark.parametrize(
+    "batches", [[], [(0, 0)], [(0, 0), (10, 5)], [(0, 0), (9, 1), (99, 2)], [(7, 0), (7, 1), (7, 2)]]
+)
 def test_too_few_batches_tell_nothing(batches: list[tuple[int, int]]) -> None:
     assert counters(batches, 10).offered() is None

@@ -81,14 +81,21 @@ class Counters:
         """Rows a second that came in lately, applied yet or not; None before there have been batches enough.
 
         The rows of a batch are those that came between the starts of the two batches before it, however long it takes to apply
-        them. What has been applied of the last batch so far is counted too if that makes it more.
+        them. What has been applied of the last batch so far is counted too if that makes it more. The first of all batches is
+        planned long before it comes here, while Python starts, so what follows it is not counted.
         """
         recent = list(self.recent)
-        if len(recent) < 3:
+        earliest = 1 if len(recent) == self.recent.maxlen else 2
+        if len(recent) < earliest + 2:
             return None
         last = len(recent) - 1
         first = next(
-            (at for at in range(last - 1, 0, -1) if recent[last - 1][0] - recent[at - 1][0] >= OFFERED_MS_MIN), 1
+            (
+                at
+                for at in range(last - 1, earliest - 1, -1)
+                if recent[last - 1][0] - recent[at - 1][0] >= OFFERED_MS_MIN
+            ),
+            earliest,
         )
         began_ms = recent[first - 1][0]
         spans = ((recent[last][1], recent[last - 1][0]), (self.rows, recent[last][0]))
