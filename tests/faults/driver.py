@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +33,7 @@ from tests.spark.flocks import (
     KeyCount,
     drain,
     kill_host,
+    pid_of,
     start,
     state_of,
     under_way,
@@ -56,6 +58,9 @@ class App:
     conf: dict[str, str] = field(default_factory=dict)
     die: dict[str, int] = field(default_factory=dict)
     kill: dict[str, int] = field(default_factory=dict)  # host -> batch in which it is killed
+    kill_executor: dict[str, int] = field(
+        default_factory=dict
+    )  # the same, with the executor and all tasks that it runs
     fail_tasks: bool = False
     change: dict[str, Any] = field(default_factory=dict)  # what to ask of the flock in batch 2; rows go on meanwhile
     ballast_bytes: int = 0  # of state beside each key's count
@@ -153,6 +158,21 @@ def strike_between_steps(app: App, migration: Migration) -> threading.Thread:
     return thread
 
 
+def kill_executor(flock: godwit.Flock, host: str) -> None:
+    """The JVM in which the host's task runs; without it the worker processes end, too."""
+    pid: int = wait_until(lambda: pid_of(flock, host), what=f"{host} serves")
+    executor = next(parent for parent in psutil.Process(pid).parents() if "java" in parent.name())
+    assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline()), "not the driver"
+    executor.kill()
+
+
+def kill_due(app: App, flock: godwit.Flock, batch: int) -> None:
+    for kill, due in ((kill_host, app.kill), (kill_executor, app.kill_executor)):
+        for host, at in due.items():
+            if at == batch and once(app.path / f"{kill.__name__}-{host}"):
+                kill(flock, host)
+
+
 def arm_will(app: App) -> None:
     """Around the moment at which the keys of a lost host get new owners."""
     plain = rescue.write_will
@@ -224,9 +244,7 @@ def main(app: App) -> None:
 
     def write(frame: DataFrame, batch: int) -> None:
         strike(app, "planned", batch)
-        for host, at in app.kill.items():
-            if at == batch and once(app.path / f"killed-{host}"):
-                kill_host(flock, host)
+        kill_due(app, flock, batch)
         if app.change and batch == 2 and once(app.path / "asked"):
             watching.append(strike_between_steps(app, ask(app, flock)))
         rows = frame.collect()

@@ -36,6 +36,23 @@ def test_hosts_on_a_local_cluster_are_exact_although_one_is_killed(tmp_path: Pat
     wait_until(lambda: not processes_of(tmp_path), 60, "driver and executors are gone")
 
 
+@pytest.mark.parametrize("recovery", ["storage", "parallel"])
+def test_an_executor_that_is_killed_takes_its_hosts_and_tasks_with_it(tmp_path: Path, recovery: str) -> None:
+    """The query goes on: Spark repeats the tasks that were hit, and what waits for the host waits."""
+    app = App(
+        str(tmp_path),
+        master="local-cluster[3,2,1024]",
+        rows=1500,
+        kill_executor={"host-1": 1},
+        recovery=recovery,
+    )
+    assert app.run() == 0, app.log()
+    assert_exact(app.sink.rows(), app.counted.truth())
+    assert dict(app.says("state")) == app.counted.truth()
+    lost = [line for line in app.says("history") if line["event"] == "lost"]
+    assert "host-1" in [line["host"] for line in lost], lost
+
+
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[str]:
     """A master and a worker with four cores, from the jars that pip installed."""

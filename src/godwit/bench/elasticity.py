@@ -32,6 +32,7 @@ NAME: Final = "slow-tally"
 KEYS: Final = 400
 LANES: Final = 2
 LEAD_S: Final = 8.0  # until hosts and query are up: the first row is due then
+WARM_UP_S: Final = 20  # as in the first second, and not counted: Python starts with the first batch
 CALM_S: Final = 20
 USEFUL_MAX: Final = 0.8  # more of its time a host of a micro-batch query does not get to work: batches begin and end
 
@@ -45,7 +46,7 @@ class Elastic:
     hosts: int = 1
     maximum: int = 4
     warm: int = 0
-    target_s: float = 2.0
+    target_s: float = 4.0
     seed: int = 0
 
     @property
@@ -99,8 +100,10 @@ class Followed:
 
     def __init__(self, spark: SparkSession, settings: Elastic, curve: list[float], watch: Watch) -> None:
         self.settings, self.curve = settings, curve
-        self.start_s = round(time.time() + LEAD_S, 3)
-        self._rows = settings.rate * len(curve)
+        self._levels = [curve[0]] * WARM_UP_S + curve
+        self._first_s = round(time.time() + LEAD_S, 3)
+        self.start_s = self._first_s + WARM_UP_S
+        self._rows = settings.rate * len(self._levels)
         with (
             tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
             godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock,
@@ -123,16 +126,16 @@ class Followed:
             "rows": self._rows,
             "rows_per_second": self.settings.rate,
             "seed": self.settings.seed,
-            "start": int(self.start_s * 1000),
+            "start": int(self._first_s * 1000),
         }
         rows: DataFrame = reader.format(workload.FORMAT).options(**options).load()
         return rows.where(self._kept()).select("key", "due")
 
     def _kept(self) -> Column:
         """Of the rows of a second as many as the curve says, whichever they are."""
-        second = sf.unix_micros("due") / 1e6 - sf.lit(self.start_s)
-        place = sf.least(sf.floor(second).cast("int"), sf.lit(len(self.curve) - 1))
-        share = sf.get(sf.array(*[sf.lit(level) for level in self.curve]), place)
+        second = sf.unix_micros("due") / 1e6 - sf.lit(self._first_s)
+        place = sf.least(sf.floor(second).cast("int"), sf.lit(len(self._levels) - 1))
+        share = sf.get(sf.array(*[sf.lit(level) for level in self._levels]), place)
         return sf.pmod(sf.xxhash64("n"), sf.lit(10_000)) < share * 10_000
 
     def _wrong(self, spark: SparkSession, keys: Any, counts: Any) -> dict[str, int]:
@@ -167,11 +170,21 @@ class Followed:
         """p99 of the latency of the rows that were due in each second."""
         created_s = self.left.left_s - self.left.latency_ms / 1000 - self.start_s
         second = np.floor(created_s).astype(np.int64)
-        return {int(at): float(np.percentile(self.left.latency_ms[second == at], 99)) for at in np.unique(second)}
+        seconds = [int(at) for at in np.unique(second) if at >= 0]
+        return {at: float(np.percentile(self.left.latency_ms[second == at], 99)) for at in seconds}
 
     def told(self) -> dict[str, Any]:
         decided = [[round(self.since_start_s(line["at"]), 2), line["hosts"], line["rule"]] for line in self.decisions()]
-        return {"seconds": len(self.curve), "decisions": decided, "actions": len(decided), **self.wrong}
+        windows = self.windows_ms()
+        seen = [round(windows[at]) if at in windows else None for at in range(len(self.curve))]
+        return {
+            "seconds": len(self.curve),
+            "decisions": decided,
+            "actions": len(decided),
+            "sizes": [[round(at_s, 2), hosts] for at_s, hosts in self.sizes(started=False)],
+            "windows_p99_ms": seen,
+            **self.wrong,
+        }
 
 
 def _relief(run: Followed) -> dict[str, Any]:
