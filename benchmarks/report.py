@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.following import following_part
 from benchmarks.record import RESULTS, newest
 from godwit.bench.aims import aims
 from godwit.bench.measures import spread as spread_of
@@ -249,6 +250,7 @@ def page() -> str:
         *recovery_lines(),
         "",
         *migration_part(),
+        *following_part(),
     ]
     return "\n".join(parts)
 
