@@ -75,8 +75,7 @@ def test_copies_on_a_host_that_is_lost_are_given_up(spark: SparkSession, tmp_pat
         kill_host(stage.flock, "host-1")
         (told,) = wait_lost(stage)
         assert told["recovery"] == "taken over", told
-        assert copies.wait(60)
-        assert copies.report()["outcome"] == "aborted"
+        wait_until(lambda: copies.report()["outcome"] == "aborted", what="the copies are given up")
         wait_even(stage, 2)
         stage.check()
 

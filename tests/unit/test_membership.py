@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+from godwit.errors import HostUnavailable
 from godwit.spark.membership import Membership
 
 
@@ -24,3 +25,18 @@ def test_a_lost_host_is_gone_before_its_place_on_the_roster_is() -> None:
         assert not kept
     losing.join(10)
     assert kept == [["host-0"]]
+
+
+def test_a_host_that_has_just_been_lost_too_need_not_hear_who_is_there() -> None:
+    told: list[tuple[str, list[str]]] = []
+
+    def ask(host: str, action: str, hosts: list[str]) -> None:
+        if host == "host-0":
+            raise HostUnavailable("host-0 has ended and is not started again", host=host)
+        told.append((host, hosts))
+
+    home: Any = SimpleNamespace(roster=lambda: ("host-0", "host-1"))
+    asked: Any = SimpleNamespace(ask=ask)
+    nothing: Any = None
+    Membership(home, asked, nothing, nothing, nothing, nothing).tell_roster()
+    assert told == [("host-1", ["host-0", "host-1"])]

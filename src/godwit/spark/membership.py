@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from godwit.errors import InvariantBroken
+from godwit.errors import HostUnavailable, InvariantBroken
 from godwit.runtime.codeless import codeless
 from godwit.runtime.controller import operator_json
 from godwit.runtime.leases import host_directory
@@ -153,10 +154,11 @@ class Membership:
                 self._hosts.ask(name, "define", operator=described)
 
     def tell_roster(self) -> None:
-        """A host that is away reads it from the tables when it starts again."""
+        """A host that is away reads it from the tables when it starts again; one that has been lost since need not know."""
         names = list(self.hosts())
         for name in names:
-            self._hosts.ask(name, "roster", hosts=names)
+            with suppress(HostUnavailable):
+                self._hosts.ask(name, "roster", hosts=names)
 
     # -- all at once -------------------------------------------------------------------------------------------------
 
