@@ -118,15 +118,16 @@ class Reconfiguration:
         return options
 
     def _copies(self) -> list[tuple[Migration, Course]]:
+        """Those that stand, and those that are to stand: what was lost is being made again."""
         with self._turn:
             kept = [request.migration for request in self._line if request.migration.kind == "standby"]
-        return [(one, course) for one in kept for course in one.courses if course.stood and not course.over]
+        return [(one, course) for one in kept for course in one.courses if not course.over]
 
     def copies_of(self, host: str) -> dict[str, dict[str, Units]]:
         """Of what this host owns, copies that stand: by operator and by the host that has them."""
         found: dict[str, dict[str, Units]] = {}
         for _, course in self._copies():
-            if course.move.origin == host:
+            if course.move.origin == host and course.stood:
                 share = found.setdefault(course.move.operator, {})
                 share[course.move.target] = share.get(course.move.target, Units()) | course.move.units
         return found
@@ -134,7 +135,7 @@ class Reconfiguration:
     def taken_over(self, host: str) -> None:
         """What this host had has other owners: there is nothing left to copy from it, and no copy left on it."""
         for migration, course in self._copies():
-            if course.move.origin == host:
+            if course.move.origin == host and course.stood:
                 course.moved |= {unit: 0 for unit in course.move.units if unit not in course.moved}
             if course.move.target == host:
                 migration.abort(f"{host}, which had the copies, was lost")

@@ -1,0 +1,49 @@
+"""Copies that were kept on a host that is lost, or of one: what becomes of them when its keys have other owners."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from godwit.control.claims import Claim
+from godwit.control.moves import Move
+from godwit.control.report import Course
+from godwit.model.units import Units
+from godwit.spark.migrations import Migration
+from godwit.spark.reconfigure import Reconfiguration, Request
+
+GROUPS = Units(frozenset((1, 2)))
+
+
+def kept(stood: bool) -> tuple[Reconfiguration, Migration, Course]:
+    nothing: Any = SimpleNamespace()
+    changes = Reconfiguration(nothing, nothing, nothing, nothing, "test")
+    options: Any = None
+    migration = Migration("m1", "standby", options, lambda *_: None)
+    course = Course(Move("count", "host-0", "host-1", GROUPS), stood=stood)
+    migration.courses.append(course)
+    changes._line.append(Request(migration, lambda: None, Claim.of([course.move])))  # type: ignore[arg-type,return-value]
+    return changes, migration, course
+
+
+@pytest.mark.parametrize("stood", [True, False])
+def test_copies_on_it_are_given_up_also_while_they_are_made_again(stood: bool) -> None:
+    """Their origin may have noticed first that the host is gone, and be about to send them there once more."""
+    changes, migration, _ = kept(stood)
+    changes.taken_over("host-1")
+    assert migration.aborting == "host-1, which had the copies, was lost"
+
+
+def test_what_stood_for_it_has_taken_over() -> None:
+    changes, migration, course = kept(stood=True)
+    changes.taken_over("host-0")
+    assert course.left == 0
+    assert migration.aborting is None
+
+
+def test_what_did_not_stand_has_not() -> None:
+    changes, _, course = kept(stood=False)
+    changes.taken_over("host-0")
+    assert course.left == 2
