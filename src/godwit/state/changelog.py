@@ -11,12 +11,12 @@ a leader of its own, so that frames can be written while the disk is busy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from threading import Condition, Lock
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from godwit.errors import CheckpointCorrupt, CheckpointUnusable, GodwitError, InvariantBroken
 from godwit.state.frames import FILE_HEADER, Body, Draft, Info, Part
@@ -38,8 +38,20 @@ class _Run:
     buffers: list[Body] = field(default_factory=list)
 
 
+class Written(NamedTuple):
+    """How far the log has been written: the last frame, and where it ends."""
+
+    lsn: int
+    seq: int
+    bytes: int
+
+
 class Changelog:
-    """Open for one process at a time: a newer generation fences this one. Safe to use from many threads."""
+    """Open for one process at a time: a newer generation fences this one. Safe to use from many threads.
+
+    `backed_up`, if there is one, is told a frame that has been written (and whether it was to be durable), and returns
+    when a backup has it too.
+    """
 
     def __init__(
         self,
@@ -69,7 +81,10 @@ class Changelog:
         self._file: FileWriter | None = None
         self._file_seq = 0
         self._written_lsn = self._synced_lsn = recovered.next_lsn - 1
+        self._written = Written(self._written_lsn, 0, 0)
         self._writing = self._syncing = False
+        self.bytes_written = 0
+        self.backed_up: Callable[[int, bool], None] | None = None
 
     @classmethod
     def open(
@@ -98,11 +113,16 @@ class Changelog:
                 self._standing.observe(part)
             full = self._line_bytes > _LINE_BYTES_MAX
         if full:
-            self.flush(lsn)
+            self._flush(lsn)
         return lsn
 
     def flush(self, lsn: int) -> None:
         """Return when that frame and all before it are written: they survive this process."""
+        self._flush(lsn)
+        if self.backed_up is not None:
+            self.backed_up(lsn, False)
+
+    def _flush(self, lsn: int) -> None:
         with self._changed:
             while self._writing and self._written_lsn < lsn and self._failure is None:
                 self._changed.wait()
@@ -122,13 +142,19 @@ class Changelog:
                 self._writing = False
                 if self._failure is None:
                     self._written_lsn = last_lsn
+                    size = 0 if self._file is None else self._file.size_bytes
+                    self._written = Written(last_lsn, self._file_seq, size)
                 self._changed.notify_all()
 
     def sync(self, lsn: int) -> None:
         """Flush and, with durability "disk", return when the frame survives the machine too."""
-        self.flush(lsn)
-        if self.durability != "disk":
-            return
+        self._flush(lsn)
+        if self.durability == "disk":
+            self._sync(lsn)
+        if self.backed_up is not None:
+            self.backed_up(lsn, self.durability == "disk")
+
+    def _sync(self, lsn: int) -> None:
         with self._changed:
             while self._syncing and self._synced_lsn < lsn and self._failure is None:
                 self._changed.wait()
@@ -157,7 +183,12 @@ class Changelog:
             if self._next_lsn - 1 > self._head_lsn:
                 self._begin_segment()
             lsn = self._next_lsn - 1
-        self.flush(lsn)
+        self._flush(lsn)
+
+    def written(self) -> Written:
+        """What is in the files; beyond that there may be more, of a write that goes on."""
+        with self._changed:
+            return self._written
 
     def sealed(self) -> list[Path]:
         """Segments ready for compaction, oldest first; none while recovered parts are still being read."""
@@ -186,7 +217,7 @@ class Changelog:
         """Write what stands in line, unless the log has failed, and let go of the files."""
         try:
             if self._failure is None:
-                self.flush(self._next_lsn - 1)
+                self._flush(self._next_lsn - 1)
         finally:
             with self._changed:
                 self._wait_idle()
@@ -218,7 +249,9 @@ class Changelog:
             if run.seq != self._file_seq:
                 self._next_file(run.seq)
             assert self._file is not None
+            before = self._file.size_bytes
             self._file.write(run.buffers)
+            self.bytes_written += self._file.size_bytes - before
         # Only now, after the write: see the rules in manifest.py.
         self._fence.check()
 

@@ -120,7 +120,7 @@ def newest_manifest(directory: Path) -> Manifest | None:
 def read_manifest(directory: Path, generation: int) -> Manifest:
     path = directory / str(FileName("manifest", generation))
     try:
-        return _decode(path, path.read_bytes())
+        return decode_manifest(path, path.read_bytes())
     except FileNotFoundError:
         raise corrupt(path, "the file is missing") from None
     except OSError as error:
@@ -157,7 +157,7 @@ def sweep(directory: Path, manifest: Manifest) -> None:
         sync_directory(directory)
 
 
-def _decode(path: Path, data: bytes) -> Manifest:
+def decode_manifest(path: Path, data: bytes) -> Manifest:
     document = json.loads(data)
     if document["version"] > MANIFEST_VERSION:
         raise newer_version(path, document["version"], MANIFEST_VERSION)
