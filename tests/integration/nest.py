@@ -47,7 +47,9 @@ _SERVE = (
 class Nest:
     """A checkpoint, a controller, and host processes."""
 
-    def __init__(self, checkpoint: Path, hosts: int = 2, processor: Processor | None = None) -> None:
+    def __init__(
+        self, checkpoint: Path, hosts: int = 2, processor: Processor | None = None, backup: bool = False
+    ) -> None:
         self.checkpoint = checkpoint
         self.incarnation = secrets.token_hex(4)
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,10 @@ class Nest:
         self.routing = Routing.spread([f"host-{i}" for i in range(hosts)], 64)
         self.initial = self.routing  # what hosts own at first
         self.runs = {"run-1"}  # those that Spark would call active
-        self.controller = Controller("127.0.0.1", self.token, self._admit, list)
+        self.backup = backup
+        names = self.routing.hosts
+        self.peers: dict[str, str | None] = dict(zip(names, (*names[1:], names[0]), strict=True))  # who backs up whom
+        self.controller = Controller("127.0.0.1", self.token, self._admit, list, backup_peer=self.peers.get)
         self.operator = operator_of(processor or Count())
         self.controller.add(self.operator)
         self.bind = "127.0.0.1"
@@ -75,6 +80,7 @@ class Nest:
             self.bind,
             incarnation=self.incarnation,
             routing=self.initial,
+            backup=self.backup,
         )
 
     def begin(self, host: str) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""A log and its mirror under random work, restarts and cuts: what was acknowledged is in the mirror, and it can always be opened."""
+"""A log and its mirror under random work, restarts and cuts: what was acknowledged is there, and it can always be opened."""
 
 from __future__ import annotations
 
@@ -153,4 +153,4 @@ class MirrorMachine(RuleBasedStateMachine):
 
 
 TestMirror = MirrorMachine.TestCase
-TestMirror.settings = settings(max_examples=150, stateful_step_count=40)
+TestMirror.settings = settings(max_examples=100, stateful_step_count=40)

@@ -40,6 +40,7 @@ class Controller:
         active_scopes: Callable[[], list[str]],
         lost: Callable[[str], bool] = lambda _: False,
         address: str | None = None,
+        backup_peer: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """`address`: under which hosts reach it, if not the one it listens on."""
         self._operators: dict[str, tuple[Operator, Routing | None]] = {}
@@ -49,6 +50,7 @@ class Controller:
         self._admit = admit
         self._active_scopes = active_scopes
         self._lost = lost
+        self._backup_peer = backup_peer
         actions = {
             "register": self._action_register,
             "failed": self._action_failed,
@@ -56,6 +58,7 @@ class Controller:
             "definitions": self._action_definitions,
             "admit": self._action_admit,
             "active_scopes": lambda _: {"scopes": self._active_scopes()},
+            "backup_peer": lambda request: {"peer": self._backup_peer(request["host"])},
         }
         self._service = Service(bind, token, actions)
         self.address = f"{address or bind}:{self._service.port}"

@@ -25,6 +25,10 @@ from godwit.errors import (
     StaleGeneration,
 )
 from godwit.model.routing import Routing
+from godwit.runtime.backup_keeping import Keeping
+from godwit.runtime.backup_records import Records
+from godwit.runtime.backup_restore import restored
+from godwit.runtime.backups import Backup, no_backup
 from godwit.runtime.exchange import Exchange, replaced
 from godwit.runtime.leases import (
     Lease,
@@ -41,7 +45,7 @@ from godwit.runtime.seats import Seats
 from godwit.runtime.upkeep import Upkeep
 from godwit.runtime.watch import Watch
 from godwit.runtime.wills import check_alive
-from godwit.state.changelog import Changelog, Durability
+from godwit.state.changelog import Changelog, Durability, Recovered
 from godwit.state.changes import changes_schema
 from godwit.state.copying import copy_log
 from godwit.state.ledger import with_rows
@@ -67,6 +71,8 @@ class HostConfig:
     incarnation: str = ""
     # Who owned what at first; None takes ownership, and with it migration, out of the path.
     routing: Routing | None = None
+    # Whether another host keeps all that this one writes, for the loss of a disk.
+    backup: bool = False
 
 
 class Host:
@@ -88,10 +94,7 @@ class Host:
         began = time.monotonic()
         check_owner(self.config.checkpoint, self.config.incarnation)
         check_alive(self.directory)
-        self.log, recovered = Changelog.open(
-            self.directory, self.config.durability, segment_bytes_max=self.config.segment_bytes_max
-        )
-        self.generation = self.log.generation
+        recovered = self._opened()
         self._seats, self._lanes = self._made()
         for part in recovered.parts():
             self._seats.recover(part.info, memoryview(part.body))
@@ -108,17 +111,37 @@ class Host:
             for seat in self._seats:
                 self._moves.recover(seat)  # before anybody can bring new copies, which it would take for old ones
             self._announce(f"{reachable(self.config.bind, self.config.controller)}:{service.port}")
+            if self._backup is not None:
+                self._backup.start()
             self._serve()
         finally:
             self._stop.set()
             self._seats.wake()
             self._moves.stop()
             clean = service.stop(STOP_GRACE_S)
+            if self._backup is not None:
+                self._backup.stop()
             self._upkeep.stop()
             self._watch.stop()
             self._release()
             if not clean:
                 os._exit(0)  # a stream is still open: only the end of the process frees its port
+
+    def _opened(self) -> Recovered:
+        """The log, from a backup if need be. What was said of a backup does not hold for what is answered from now on."""
+        config = self.config
+        restored(config.checkpoint, config.host)
+        records = Records(config.checkpoint, config.host)
+        before = records.newest()
+        self.log, recovered = Changelog.open(
+            self.directory, config.durability, segment_bytes_max=config.segment_bytes_max
+        )
+        self.generation = self.log.generation
+        record = records.next(before, "none", None if before is None else before.peer, self.generation)
+        self._keeping = Keeping(config.checkpoint, config.host, self._stop.is_set)
+        self._keeping.tidy()
+        self._backup = Backup(self._port(), record, self._controller.call, self._end) if config.backup else None
+        return recovered
 
     def _service(self) -> Service:
         actions = {
@@ -133,6 +156,7 @@ class Host:
             "roster": self._action_roster,
             "hold": self._action_hold,
             "copy": self._action_copy,
+            "tidy_backups": self._action_tidy_backups,
             **self._moves.actions(),
         }
         return Service(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
@@ -185,6 +209,8 @@ class Host:
             if self.log.fenced():
                 self._fatal = replaced(self.config.host, self.generation)
                 break
+            if self._backup is not None:
+                self._backup.watch()
         if self._fatal is not None:
             raise self._fatal
 
@@ -207,6 +233,9 @@ class Host:
         try:
             if "migration" in header:
                 self._moves.receive(header, reader, writer)
+                return
+            if "backup" in header:
+                self._keeping.receive(header, reader, writer)
                 return
             seat = self._seats.of(header)
             writer.begin(with_rows(seat.instance.spec.output_schema))
@@ -288,12 +317,17 @@ class Host:
         with self._upkeep.nothing_merged():
             return {"bytes": copy_log(self.log, Path(wire.field(request, "to", str)))}
 
+    def _action_tidy_backups(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._keeping.tidy()
+        return {}
+
     def _action_define(self, request: dict[str, Any]) -> dict[str, Any]:
         self._seats.define(wire.field(request, "operator", dict))
         return {}
 
     def _action_status(self, request: dict[str, Any]) -> dict[str, Any]:
         instances = [seat.status() for seat in self._seats]
+        backup = no_backup(self.log.bytes_written) if self._backup is None else self._backup.status()
         return {
             "host": self.config.host,
             "generation": self.generation,
@@ -301,6 +335,7 @@ class Host:
             "load_s": self.load_s,
             "uptime_s": time.monotonic() - self.started_s,
             "upkeep_error": None if self._upkeep.failure is None else str(self._upkeep.failure),
+            "backup": backup | {"keeps_for": self._keeping.bytes_by_origin()},
             "instances": instances,
         }
 

@@ -25,13 +25,15 @@ from godwit.state.manifest import Manifest, decode_manifest, newest_manifest, sw
 from godwit.state.segments import FileName, list_names, parse_name, publish, replace_file, sync_directory, sync_path
 
 PIECE_BYTES_MAX: Final = 1 << 20
-_UNSYNCED_BYTES_MAX: Final = 8 << 20  # of a file that a manifest will name: syncing it all at the end would hold up the tail
+_UNSYNCED_BYTES_MAX: Final = (
+    8 << 20
+)  # of a file that a manifest will name: syncing it all at the end would hold up the tail
 _TRIES: Final = 20  # a file may be compacted away while it is about to be read; that many times in a row it is not
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a file, from an offset on; of a manifest, all of it. `ahead`: a manifest that comes later is the first to count it."""
+    """Bytes of a file, from an offset on; of a manifest, all of it. `ahead`: only a manifest that comes later counts it."""
 
     file: str
     offset: int
@@ -44,8 +46,9 @@ class Piece:
 
 
 class Mirror:
-    """The receiving side, for one generation of the origin. A file that only a later manifest names has a partial name until then:
-    were it seen earlier, it could stand behind a gap.
+    """The receiving side, for one generation of the origin.
+
+    A file that came ahead of its manifest has a partial name until then: were it seen earlier, it could stand behind a gap.
     """
 
     def __init__(self, directory: Path, generation: int) -> None:
@@ -119,7 +122,9 @@ class Mirror:
         """Whether what is here still counts for this generation: else nothing may be acknowledged."""
         self._check_newest()
         if not (self.directory / str(FileName("claim", self._generation))).exists():
-            raise CheckpointUnusable(f"the backup in {self.directory} has been removed", todo="Nothing: it is made anew")
+            raise CheckpointUnusable(
+                f"the backup in {self.directory} has been removed", todo="Nothing: it is made anew"
+            )
 
     def _check_newest(self) -> None:
         if any(name.generation > self._generation for name in list_names(self.directory)):
@@ -174,6 +179,9 @@ class Feed:
                 return True
         return False
 
+    def have(self) -> dict[str, int]:
+        return dict(self._have)
+
     def next(self, at: Written) -> Piece | None:
         """What to send next, if the log is written up to there; nothing when the mirror has all."""
         for _ in range(_TRIES):
@@ -223,7 +231,7 @@ class Feed:
         return None
 
     def _merged(self, at: Written) -> Piece | None:
-        """Files that the newest manifest names, then the manifest; but the mirror must not know less of the tail than it says."""
+        """Files that the newest manifest names, then the manifest; the mirror must have the tail that goes with it by then."""
         stat = self._manifest.stat()
         if self._placed is not None and self._placed_as == (stat.st_ino, stat.st_mtime_ns):
             return None

@@ -1,0 +1,260 @@
+"""Which backup counts, who may say so, and which answers wait for it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from godwit.errors import CheckpointCorrupt, StaleGeneration
+from godwit.runtime import backup_restore
+from godwit.runtime.backup_acks import Acks
+from godwit.runtime.backup_keeping import Keeping
+from godwit.runtime.backup_records import Records, mirror_directory
+from godwit.runtime.backup_restore import restored
+from godwit.runtime.leases import host_directory
+from godwit.state.changelog import Changelog
+from godwit.state.mirroring import Feed, Mirror, has_log
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(str(tmp_path), "a")
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_only_one_makes_the_next_record(records: Records) -> None:
+    first = records.next(None, "none", None, 1)
+    kept = records.next(first, "kept", "b", 1)
+    with pytest.raises(StaleGeneration):
+        records.next(first, "none", None, 1)
+    assert records.newest() == kept
+
+
+def test_a_number_that_was_trimmed_is_not_free(records: Records) -> None:
+    first = newest = records.next(None, "none", None, 1)
+    for generation in range(2, 12):
+        newest = records.next(newest, "none", None, generation)
+    with pytest.raises(StaleGeneration):
+        records.next(first, "kept", "b", 1)
+    assert records.newest() == newest
+
+
+# -- restoring -------------------------------------------------------------------------------------------------------
+
+
+def kept_at(checkpoint: Path, peer: str = "b") -> list[bytes]:
+    """A log of host a, mirrored by a peer; its bodies."""
+    directory = host_directory(str(checkpoint), "a")
+    log, _ = Changelog.open(directory)
+    bodies = [b"one", b"two"]
+    for body in bodies:
+        log.flush(log.append([({"kind": "ledger", "op": "x", "batch": 1}, body)]))
+    mirror = Mirror(mirror_directory(str(checkpoint), peer, "a"), log.generation)
+    feed = Feed(directory, log.generation, mirror.have())
+    while (piece := feed.next(log.written())) is not None:
+        if piece.manifest:
+            mirror.replace_manifest(piece.data)
+        else:
+            mirror.write(piece.file, piece.offset, piece.data, piece.ahead)
+        feed.took(piece)
+    records = Records(str(checkpoint), "a")
+    records.next(records.next(None, "none", None, 1), "kept", peer, 1)
+    log.close()
+    return bodies
+
+
+def bodies_in(checkpoint: Path) -> list[bytes]:
+    log, recovered = Changelog.open(host_directory(str(checkpoint), "a"))
+    found = [bytes(part.body) for part in recovered.parts()]
+    log.close()
+    return found
+
+
+@pytest.mark.parametrize("left", ["nothing", "a link to nowhere", "an empty disk", "files of a log without a manifest"])
+def test_a_lost_directory_is_put_back(tmp_path: Path, left: str) -> None:
+    bodies = kept_at(tmp_path)
+    directory = host_directory(str(tmp_path), "a")
+    assert not restored(str(tmp_path), "a")
+    if left == "files of a log without a manifest":
+        next(directory.glob("manifest-*")).unlink()
+    else:
+        shutil.rmtree(directory)
+    if left == "a link to nowhere":
+        directory.symlink_to(tmp_path / "gone")
+    if left == "an empty disk":
+        directory.mkdir()
+        (directory / "lease.json").touch()
+    assert restored(str(tmp_path), "a")
+    assert not restored(str(tmp_path), "a")
+    assert bodies_in(tmp_path) == bodies
+    assert not list(directory.parent.glob("*.restored-*"))
+    newest = Records(str(tmp_path), "a").newest()
+    assert newest is not None
+    assert (newest.state, newest.peer) == ("restored", "b")
+
+
+def test_whoever_wrote_to_the_mirror_is_fenced_and_the_next_generation_is_newer_than_all(tmp_path: Path) -> None:
+    kept_at(tmp_path)
+    mirror = Mirror(mirror_directory(str(tmp_path), "b", "a"), 5)
+    shutil.rmtree(host_directory(str(tmp_path), "a"))
+    assert restored(str(tmp_path), "a")
+    with pytest.raises(StaleGeneration):
+        mirror.check()
+    log, _ = Changelog.open(host_directory(str(tmp_path), "a"))
+    assert log.generation == 7
+    log.close()
+    Mirror(mirror_directory(str(tmp_path), "b", "a"), log.generation)
+
+
+@pytest.mark.parametrize("crash", ["claim", "copy_mirror", "_check_newest", "_put_in_place"])
+def test_restoring_goes_on_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str) -> None:
+    bodies = kept_at(tmp_path)
+    shutil.rmtree(host_directory(str(tmp_path), "a"))
+
+    def crashes(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backup_restore, crash, crashes)
+        with pytest.raises(KeyboardInterrupt):
+            restored(str(tmp_path), "a")
+    assert not has_log(host_directory(str(tmp_path), "a"))
+    assert restored(str(tmp_path), "a")
+    assert bodies_in(tmp_path) == bodies
+    assert not list((tmp_path / "hosts").glob("*.restored-*"))
+
+
+def test_without_a_backup_that_counts_nothing_is_put_back(tmp_path: Path) -> None:
+    assert not restored(str(tmp_path), "a"), "a host that is new"
+    kept_at(tmp_path)
+    records = Records(str(tmp_path), "a")
+    shutil.rmtree(host_directory(str(tmp_path), "a"))
+    shutil.rmtree(host_directory(str(tmp_path), "b"))
+    with pytest.raises(CheckpointCorrupt, match="so is the backup of it that b kept"):
+        restored(str(tmp_path), "a")
+    none = records.next(records.newest(), "none", "b", 2)
+    with pytest.raises(CheckpointCorrupt, match=re.escape(f"since {none.at}")):
+        restored(str(tmp_path), "a")
+
+
+def test_a_host_that_others_took_over_does_not_come_back(tmp_path: Path) -> None:
+    kept_at(tmp_path)
+    Records(str(tmp_path), "a").end()
+    shutil.rmtree(host_directory(str(tmp_path), "a"))
+    with pytest.raises(CheckpointCorrupt):
+        restored(str(tmp_path), "a")
+
+
+def test_a_peer_removes_what_no_record_names_it_for(tmp_path: Path) -> None:
+    kept_at(tmp_path)
+    keeping = Keeping(str(tmp_path), "b", lambda: False)
+    keeping.tidy()
+    assert keeping.bytes_by_origin()["a"] > 0
+    Records(str(tmp_path), "a").end()
+    keeping.tidy()
+    assert keeping.bytes_by_origin() == {}
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+class Answering:
+    """A thread that answers when the backup has an lsn."""
+
+    def __init__(self, acks: Acks, lsn: int, synced: bool = False) -> None:
+        self.error: BaseException | None = None
+        self._acks, self._lsn, self._synced = acks, lsn, synced
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        while acks.longest_wait_s() == 0.0 and self._thread.is_alive():
+            self._thread.join(0.001)
+
+    def _run(self) -> None:
+        try:
+            self._acks.wait(self._lsn, self._synced)
+        except StaleGeneration as error:
+            self.error = error
+
+    @property
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join(10)
+        assert not self.waits
+
+
+@pytest.fixture
+def noted() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def acks(noted: list[str]) -> Acks:
+    acks = Acks(lambda: noted.append("none"))
+    acks.connected()
+    acks.begin()
+    acks.stand(lambda: noted.append("kept"))
+    return acks
+
+
+def test_an_answer_waits_until_the_peer_has_it(acks: Acks) -> None:
+    answer = Answering(acks, 5)
+    acks.reached(4, False)
+    assert answer.waits
+    acks.reached(5, False)
+    answer.join()
+
+
+def test_one_that_must_be_durable_waits_until_it_is(acks: Acks) -> None:
+    answer = Answering(acks, 5, synced=True)
+    acks.reached(5, False)
+    assert acks.sync_wanted()
+    assert answer.waits
+    acks.reached(5, True)
+    answer.join()
+    assert not acks.sync_wanted()
+
+
+def test_that_there_is_no_backup_is_written_down_before_anything_is_answered_without(
+    noted: list[str], acks: Acks
+) -> None:
+    assert not acks.waited_ms()[0]
+    answer = Answering(acks, 5)
+    assert noted == ["kept"]
+    acks.broke()
+    answer.join()
+    assert noted == ["kept", "none"]
+    acks.wait(6, False)
+    assert noted == ["kept", "none"]
+
+
+def test_a_backup_whose_connection_broke_stands_until_something_is_answered(noted: list[str], acks: Acks) -> None:
+    acks.reached(5, False)
+    acks.broke()
+    acks.wait(5, False)
+    assert noted == ["kept"]
+    acks.wait(6, False)
+    assert noted == ["kept", "none"]
+
+
+def test_nothing_is_answered_when_somebody_else_has_decided() -> None:
+    def overtaken() -> None:
+        raise StaleGeneration("somebody else has")
+
+    acks = Acks(overtaken)
+    acks.connected()
+    acks.begin()
+    acks.stand(lambda: None)
+    answer = Answering(acks, 5)
+    acks.broke()
+    answer.join()
+    assert answer.error is not None
+    with pytest.raises(StaleGeneration):
+        acks.wait(1, False)
