@@ -143,6 +143,22 @@ def test_without_a_backup_that_counts_nothing_is_put_back(tmp_path: Path) -> Non
         restored(str(tmp_path), "a")
 
 
+def test_a_directory_from_before_the_host_went_on_elsewhere_is_refused(tmp_path: Path) -> None:
+    kept_at(tmp_path)
+    directory = host_directory(str(tmp_path), "a")
+    directory.rename(tmp_path / "away")
+    assert restored(str(tmp_path), "a")
+    log, _ = Changelog.open(directory)
+    records = Records(str(tmp_path), "a")
+    records.next(records.newest(), "none", "b", log.generation)
+    log.close()
+    assert not restored(str(tmp_path), "a")
+    shutil.rmtree(directory)
+    (tmp_path / "away").rename(directory)
+    with pytest.raises(CheckpointCorrupt, match="is of generation 1, but the host has been at 3"):
+        restored(str(tmp_path), "a")
+
+
 def test_a_host_that_others_took_over_does_not_come_back(tmp_path: Path) -> None:
     kept_at(tmp_path)
     Records(str(tmp_path), "a").end()

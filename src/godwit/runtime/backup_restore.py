@@ -26,7 +26,10 @@ def restored(checkpoint: str, host: str) -> bool:
     directory = host_directory(checkpoint, host)
     records = Records(checkpoint, host)
     newest = records.newest()
-    if newest is None or has_log(directory):
+    if newest is None:
+        return False
+    if has_log(directory):
+        _check_age(directory, newest)
         return False
     if newest.state == "none" or newest.peer is None:
         raise _gone(directory, f"there was no backup of it that is complete, since {newest.at}")
@@ -52,6 +55,18 @@ def _gone(directory: Path, why: str) -> CheckpointCorrupt:
         host=directory.name,
         directory=str(directory),
     )
+
+
+def _check_age(directory: Path, newest: Record) -> None:
+    """A disk that was away may come back when the host has gone on elsewhere."""
+    generation = max(name.generation for name in list_names(directory))
+    if generation < newest.generation:
+        raise CheckpointCorrupt(
+            f"the directory of {directory.name} is of generation {generation}, but the host has been at {newest.generation}",
+            todo="Put the newer directory back; if going back is meant, remove the host's records in backups/",
+            host=directory.name,
+            directory=str(directory),
+        )
 
 
 def _check_newest(records: Records, mine: Record) -> None:

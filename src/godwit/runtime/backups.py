@@ -33,6 +33,7 @@ ASK_S: Final = 5.0  # between questions to the driver who the peer is
 PING_S: Final = 0.5  # without news; a peer that stops can say so, and compaction may have left something to send
 AGAIN_S: Final = 0.2
 AGAIN_S_MAX: Final = 30.0  # before a peer that was too slow is tried again
+FORGIVEN_S: Final = 60.0  # of standing, after which it does not matter that the peer was too slow before
 CALL_S: Final = 1.0
 
 
@@ -97,6 +98,7 @@ class Backup:
         self._feed: Feed | None = None
         self._had: dict[str, int] = {}  # what the peer had when the last connection ended
         self._slow = 0  # times in a row that the peer was
+        self._stood_s = 0.0  # when it last began to stand
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="godwit-backup", daemon=True)
         self._bytes_sent = self._acks_heard = 0
@@ -112,7 +114,8 @@ class Backup:
         self._stop.set()
         self.acks.wake()
         self._cancel()
-        self._thread.join(ACK_S)
+        if self._thread.ident is not None:
+            self._thread.join(ACK_S)
 
     # -- looked at by the host's loop --------------------------------------------------------------------------------
 
@@ -121,13 +124,18 @@ class Backup:
         line, now_s = self._line, time.monotonic()
         unanswered_s = 0.0 if line is None or line.since_s is None else now_s - line.since_s
         if max(unanswered_s, self.acks.longest_wait_s()) > ACK_S:
-            self._slow += line is not None
+            self._too_slow(now_s)
             self.acks.broke()
             self._cancel()
         if now_s >= self._ask_at_s:
             self._ask_at_s = now_s + ASK_S
             with suppress(HostUnavailable):  # while the driver is away all stays as it is
                 self._wanted = self._ask("backup_peer", timeout_s=CALL_S, host=self._port.host)["peer"]
+
+    def _too_slow(self, now_s: float) -> None:
+        """Each time, answers have waited in vain: so not every few seconds."""
+        forgiven = self.acks.stands and now_s - self._stood_s > FORGIVEN_S
+        self._slow = 1 if forgiven else self._slow + 1
 
     def _cancel(self) -> None:
         line, self._line = self._line, None
@@ -234,10 +242,9 @@ class Backup:
         before = self._record.peer
         self.acks.stand(lambda: self._write_down("kept", peer))
         self._failure = None
-        if before not in (None, peer):
-            self._part_from(before)
-        if self.acks.stands:
-            self._slow = 0
+        self._stood_s = time.monotonic()
+        if before not in (None, peer):  # in a thread of its own: answers wait for this one
+            threading.Thread(target=self._part_from, args=(before,), name="godwit-backup-bye", daemon=True).start()
 
     def _write_down(self, state: Any, peer: str | None) -> None:
         self._record = self._records.next(self._record, state, peer, self._log.generation)
