@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from godwit.errors import CheckpointCorrupt
-from godwit.runtime.backup_records import Record, Records
+from godwit.runtime.backup_records import Record, Records, mirror_directory
 from godwit.runtime.host import Host
 from godwit.runtime.leases import host_directory
 from godwit.runtime.tables import write_routing
+from godwit.state.manifest import claim
 from tests.integration.nest import OPERATOR, Nest
 from tests.integration.test_migration import Flow, ended, groups_of, migrate
 from tests.integration.test_takeover import ask, taken_over
@@ -192,3 +193,17 @@ def test_a_host_that_was_stopped_and_restored_elsewhere_answers_nothing(nest: Ne
     flow.wait_batches(3)
     check(nest, flow)
     assert zombie.wait(20) != 0, "it has found out by itself"
+
+
+def test_an_origin_whose_mirror_was_claimed_ends_though_its_own_directory_is_there(nest: Nest) -> None:
+    """Somebody who could not see the directory has begun to restore it: from then on the peer acknowledges nothing."""
+    nest.start_all()
+    flow = Flow(nest)
+    wait_stands(nest, "host-0")
+    claim(mirror_directory(str(nest.checkpoint), "host-1", "host-0"))
+    assert nest.process("host-0").wait(20) != 0, "it has found out by itself"
+    assert newest(nest, "host-0").state == "kept", "nothing was answered without its backup"
+    nest.start("host-0")
+    flow.wait_batches(3)
+    wait_stands(nest, "host-0")
+    check(nest, flow)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from godwit.errors import CheckpointCorrupt, StaleGeneration
-from godwit.runtime import backup_restore
+from godwit.runtime import backup_restore, backups
 from godwit.runtime.backup_acks import Acks
 from godwit.runtime.backup_keeping import Keeping
 from godwit.runtime.backup_records import Records, mirror_directory
 from godwit.runtime.backup_restore import restored
-from godwit.runtime.leases import host_directory
+from godwit.runtime.backups import Backup
+from godwit.runtime.leases import Lease, host_directory, write_lease
+from godwit.runtime.orders import Port
 from godwit.state.changelog import Changelog
-from godwit.state.mirroring import Feed, Mirror, has_log
+from godwit.state.mirroring import Feed, Mirror, copy_mirror, has_log
 
 
 @pytest.fixture
@@ -274,3 +278,74 @@ def test_nothing_is_answered_when_somebody_else_has_decided() -> None:
     assert answer.error is not None
     with pytest.raises(StaleGeneration):
         acks.wait(1, False)
+
+
+# -- when it stands --------------------------------------------------------------------------------------------------
+
+
+class Direct:
+    """A connection without a network. While answers do not wait, one leaves each time before an acknowledgement comes."""
+
+    log: Changelog
+    mirror_at: Path
+    waits: Callable[[], bool]
+    answered = 0
+
+    def __init__(self, address: str, token: str, host: str, generation: int) -> None:
+        self.since_s = None
+        self._mirror = Mirror(self.mirror_at, generation)
+
+    def answer(self) -> dict[str, Any]:
+        return {"files": self._mirror.have()}
+
+    def say(self, kind: str, body: Any = None, **fields: Any) -> None:
+        if kind == "piece":
+            self._mirror.write(fields["file"], fields["offset"], body, fields["ahead"])
+        elif kind == "manifest":
+            self._mirror.replace_manifest(body)
+        if not type(self).waits() and type(self).answered < 5:
+            lsn = self.log.append([({"kind": "ledger", "op": "x", "batch": 1}, b"answered")])
+            self.log.flush(lsn)
+            type(self).answered += 1
+
+    def cancel(self) -> None:
+        return
+
+    close = cancel
+
+
+def test_all_that_was_answered_before_it_stood_is_there_when_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = str(tmp_path)
+    log, _ = Changelog.open(host_directory(checkpoint, "a"))
+    host_directory(checkpoint, "b").mkdir(parents=True)
+    write_lease(host_directory(checkpoint, "b"), Lease(1, "nowhere", 1))
+    record = Records(checkpoint, "a").next(None, "none", None, 1)
+    found: list[int] = []
+    stood = threading.Event()
+    next_record = Records.next
+
+    def noted_next(self: Records, after: Any, state: Any, *rest: Any) -> Any:
+        if state == "kept":
+            copy_mirror(Direct.mirror_at, tmp_path / "copy")
+            copied, recovered = Changelog.open(tmp_path / "copy")
+            found.append(sum(1 for part in recovered.parts() if part.body))
+            copied.close()
+            stood.set()
+        return next_record(self, after, state, *rest)
+
+    port = Port("a", checkpoint, "token", "", log, lambda: 0, lambda: False)
+    backup = Backup(port, record, lambda *_, **__: {"peer": "b"}, lambda _: None)
+    Direct.log, Direct.mirror_at, Direct.answered = log, mirror_directory(checkpoint, "b", "a"), 0
+    Direct.waits = staticmethod(lambda: backup.acks.waits)
+    monkeypatch.setattr(Records, "next", noted_next)
+    monkeypatch.setattr(backups, "Line", Direct)
+    backup.start()
+    try:
+        assert stood.wait(10)
+    finally:
+        backup.stop()
+        log.close()
+    assert found == [Direct.answered]
+    assert Direct.answered > 0
