@@ -207,3 +207,17 @@ def test_an_origin_whose_mirror_was_claimed_ends_though_its_own_directory_is_the
     flow.wait_batches(3)
     wait_stands(nest, "host-0")
     check(nest, flow)
+
+
+def test_a_flock_that_is_closed_leaves_backups_that_stand(nest: Nest) -> None:
+    nest.start_all()
+    flow = Flow(nest)
+    wait_stands(nest, "host-0", "host-1")
+    flow.end()
+    for host in nest.routing.hosts:
+        ask(nest, host, "stop")
+    assert [nest.process(host).wait(20) for host in nest.routing.hosts] == [0, 0]
+    assert [newest(nest, host).state for host in nest.routing.hosts] == ["kept", "kept"]
+    lose_directory(nest, "host-0")
+    nest.start_all()
+    assert nest.state(flow.batch - 1) == flow.seen.counts
