@@ -42,6 +42,7 @@ class Line:
 
     def __init__(self, address: str, token: str, host: str, generation: int) -> None:
         self._client = Client(address, token)
+        self._client.call("ping", timeout_s=CALL_S)  # a stream to a process that was stopped would hang for long
         self._heard: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
         self.since_s: float | None = time.monotonic()  # that an answer is waited for
         self._writer, self._reader = self._client.exchange(backup=host, generation=generation)

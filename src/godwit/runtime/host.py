@@ -157,6 +157,7 @@ class Host:
             "hold": self._action_hold,
             "copy": self._action_copy,
             "tidy_backups": self._action_tidy_backups,
+            "ping": lambda _: {},
             **self._moves.actions(),
         }
         return Service(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
