@@ -209,6 +209,7 @@ def test_an_origin_whose_mirror_was_claimed_ends_though_its_own_directory_is_the
     check(nest, flow)
 
 
+@pytest.mark.long
 def test_a_flock_that_is_closed_leaves_backups_that_stand(nest: Nest) -> None:
     nest.start_all()
     flow = Flow(nest)

@@ -153,4 +153,4 @@ class MirrorMachine(RuleBasedStateMachine):
 
 
 TestMirror = MirrorMachine.TestCase
-TestMirror.settings = settings(max_examples=60, stateful_step_count=40)
+TestMirror.settings = settings(max_examples=40, stateful_step_count=40)

@@ -141,7 +141,7 @@ class Acks:
 
     def longest_wait_s(self) -> float:
         with self._changed:
-            return time.monotonic() - min(self._since_s.values(), default=time.monotonic())
+            return time.monotonic() - min(self._since_s.values()) if self._since_s else 0.0
 
     def waited_ms(self) -> tuple[float, float]:
         """Mean and 99th percentile, of late."""
