@@ -31,6 +31,7 @@ from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.route import Route, Task
 from godwit.runtime.router import Router
 from godwit.runtime.spec import Operator, OperatorSpec
+from godwit.state.changelog import Durability
 from godwit.state.keys import KeyCodec
 from godwit.transport.flight import Client
 from tests.spark.flocks import Count, wait_until
@@ -59,6 +60,7 @@ class Nest:
         self.initial = self.routing  # what hosts own at first
         self.runs = {"run-1"}  # those that Spark would call active
         self.backup = backup
+        self.durability: Durability = "process"
         names = self.routing.hosts
         self.peers: dict[str, str | None] = dict(zip(names, (*names[1:], names[0]), strict=True))  # who backs up whom
         self.controller = Controller("127.0.0.1", self.token, self._admit, list, backup_peer=self.peers.get)
@@ -81,6 +83,7 @@ class Nest:
             incarnation=self.incarnation,
             routing=self.initial,
             backup=self.backup,
+            durability=self.durability,
         )
 
     def begin(self, host: str) -> subprocess.Popen[bytes]:

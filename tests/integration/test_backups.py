@@ -16,6 +16,7 @@ from godwit.runtime.backup_records import Record, Records, mirror_directory
 from godwit.runtime.host import Host
 from godwit.runtime.leases import host_directory
 from godwit.runtime.tables import write_routing
+from godwit.state.changelog import Durability
 from godwit.state.manifest import claim
 from tests.integration.nest import OPERATOR, Nest
 from tests.integration.test_migration import Flow, ended, groups_of, migrate
@@ -58,8 +59,10 @@ def check(nest: Nest, flow: Flow) -> None:
     assert nest.state(flow.batch - 1) == flow.seen.counts
 
 
-def test_a_lost_directory_comes_back_from_the_peer(nest: Nest) -> None:
+@pytest.mark.parametrize("durability", ["process", pytest.param("disk", marks=pytest.mark.long)])
+def test_a_lost_directory_comes_back_from_the_peer(nest: Nest, durability: Durability) -> None:
     """With what was moved there: state, ledger and ownership."""
+    nest.durability = durability
     nest.start_all()
     flow = Flow(nest)
     migrate(nest, "host-1", "host-0", "live", [{"groups": groups_of(nest, "host-1")[::2], "keys": []}])
