@@ -48,7 +48,7 @@ def test_application_killed_while_a_lost_hosts_keys_get_new_owners(tmp_path: Pat
     """Its heirs have prepared their shares: the next opening finds a will, or a host that owns everything."""
     app = App(str(tmp_path), hosts=3, recovery="parallel", kill={"host-1": 1}, die={point: 0})
     assert app.run() == KILLED, app.log()
-    will = tmp_path / "godwit/hosts/host-1/will.json"
+    will = tmp_path / "godwit/wills/host-1.json"
     assert will.exists() == (point == "after the will")
     assert app.run() == 0, app.log()
     assert_whole(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,11 @@ from godwit.errors import HostUnavailable
 from godwit.spark.membership import Membership
 
 
-def test_a_lost_host_is_gone_before_its_place_on_the_roster_is() -> None:
+def test_a_lost_host_is_gone_before_its_place_on_the_roster_is(tmp_path: Path) -> None:
     parted = threading.Event()
     kept: list[list[str]] = []
-    home: Any = SimpleNamespace(roster=lambda: ("host-0", "host-1"), keep_roster=kept.append)
-    hosts: Any = SimpleNamespace(part_from=lambda _: parted.set())
+    home: Any = SimpleNamespace(path=tmp_path, roster=lambda: ("host-0", "host-1"), keep_roster=kept.append)
+    hosts: Any = SimpleNamespace(part_from=lambda _: parted.set(), ask_now=lambda *_: None)
     owners: Any = SimpleNamespace(parted=lambda _: None)
     nothing: Any = None
     members = Membership(home, hosts, owners, nothing, nothing, nothing)

@@ -41,8 +41,9 @@ class Controller:
         lost: Callable[[str], bool] = lambda _: False,
         address: str | None = None,
         backup_peer: Callable[[str], str | None] = lambda _: None,
+        restored: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`address`: under which hosts reach it, if not the one it listens on."""
+        """`address`: under which hosts reach it, if not the one it listens on. `restored`: told of a host from a backup."""
         self._operators: dict[str, tuple[Operator, Routing | None]] = {}
         self._hosts: dict[str, Registered] = {}
         self._failures: dict[str, GodwitError] = {}
@@ -51,6 +52,7 @@ class Controller:
         self._active_scopes = active_scopes
         self._lost = lost
         self._backup_peer = backup_peer
+        self._restored = restored
         actions = {
             "register": self._action_register,
             "failed": self._action_failed,
@@ -123,6 +125,8 @@ class Controller:
             self._hosts[registered.host] = registered
             self._failures.pop(registered.host, None)
             self._changed.notify_all()
+        if request.get("restored"):
+            self._restored(registered.host)
         return {}
 
     def _action_failed(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Host:
     def _opened(self) -> Recovered:
         """The log, from a backup if need be. What was said of a backup does not hold for what is answered from now on."""
         config = self.config
-        restored(config.checkpoint, config.host)
+        self._restored = restored(config.checkpoint, config.host)
         records = Records(config.checkpoint, config.host)
         before = records.newest()
         self.log, recovered = Changelog.open(
@@ -199,6 +199,7 @@ class Host:
             address=address,
             pid=os.getpid(),
             load_s=self.load_s,
+            restored=self._restored,
         )
 
     def _serve(self) -> None:

@@ -16,7 +16,6 @@ from godwit.errors import GodwitError, HostUnavailable, from_json
 from godwit.model.ownership import Ownership
 from godwit.model.units import Unit, Units
 from godwit.runtime import parcels
-from godwit.runtime.backup_records import Records
 from godwit.runtime.backup_restore import restored
 from godwit.runtime.leases import drop_lease
 from godwit.runtime.wills import read_will, write_will
@@ -55,16 +54,12 @@ class Estate:
 
 def fenced(directory: Path, durability: Durability) -> Estate:
     """Whoever wrote there is stopped: at its next write it finds that there is a newer generation."""
-    restored(_checkpoint(directory), directory.name)
+    restored(str(directory.parent.parent), directory.name)
     _, left = take_over(directory, durability)
     words = [part.info for part in left.last_words().parts()]
     owned = {info["op"]: Ownership.from_dict(directory.name, info["own"]) for info in words if info["kind"] == "own"}
     operators = tuple(sorted({info["op"] for info in words}))
     return Estate(directory.name, directory, left.generation, left.next_lsn, owned, operators)
-
-
-def _checkpoint(directory: Path) -> str:
-    return str(directory.parent.parent)
 
 
 def dealt(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str, Mapping[str, Units]]) -> Shares:
@@ -96,9 +91,6 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
             _ask_to_inherit(heir, share, min(shares), estate, ask)
         for heir in shares:
             told[heir] = _prepared(heir, estate, ask)
-        Records(
-            _checkpoint(estate.directory), estate.lost
-        ).end()  # without its will it must not come back from a backup
         write_will(estate.directory, estate.name, shares)
     except GodwitError:
         if read_will(estate.directory) is None:  # it may be there though something failed after that

@@ -1,4 +1,4 @@
-"""Who gets what a lost host owned: one small file in its directory, written once, and the commit point of a takeover.
+"""Who gets what a lost host owned: one small file beside the hosts' directories, written once, and a takeover's commit point.
 
 It stands for the `released` that the host can no longer write. As long as it is not there, whoever starts the host anew owns
 everything; from then on the heirs do, and the host is never started again.
@@ -17,33 +17,38 @@ from godwit.model.units import Units
 from godwit.state.damage import unusable
 from godwit.state.segments import sync_directory
 
-FILE = "will.json"
-
 Shares = Mapping[str, Mapping[str, Units]]  # by heir, by operator
 
 
 def write_will(directory: Path, name: str, shares: Shares) -> None:
     """Durable when this returns, whatever the durability of the rest."""
     heirs = {heir: {op: units.to_dict() for op, units in share.items()} for heir, share in shares.items()}
-    temporary = directory / f"{FILE}.{os.getpid()}.tmp"
+    path = _path(directory)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(exist_ok=True)
         with temporary.open("w") as file:
             json.dump({"name": name, "heirs": heirs}, file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(directory / FILE)
-        sync_directory(directory)
+        temporary.replace(path)
+        sync_directory(path.parent)
     except OSError as error:
-        raise unusable("write", directory / FILE, error) from error
+        raise unusable("write", path, error) from error
+
+
+def _path(directory: Path) -> Path:
+    """Not in the lost host's directory, which may be lost too."""
+    return directory.parent.parent / "wills" / f"{directory.name}.json"
 
 
 def read_will(directory: Path) -> tuple[str, dict[str, dict[str, Units]]] | None:
     try:
-        found: dict[str, Any] = json.loads((directory / FILE).read_text())
+        found: dict[str, Any] = json.loads(_path(directory).read_text())
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise unusable("read", directory / FILE, error) from error
+        raise unusable("read", _path(directory), error) from error
     shares = found["heirs"].items()
     return found["name"], {heir: {op: Units.from_dict(units) for op, units in share.items()} for heir, share in shares}
 

@@ -6,6 +6,7 @@ import atexit
 import os
 import secrets
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from godwit.errors import DefinitionError, GodwitError, HostUnavailable
+from godwit.errors import CheckpointUnusable, DefinitionError, GodwitError, HostUnavailable
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.controller import Controller, operator_json
@@ -31,11 +32,13 @@ from godwit.spark.admission import Admission, Binding
 from godwit.spark.arguments import check_arguments, check_session, check_slots, key_names, source_count
 from godwit.spark.carrying import Carrier
 from godwit.spark.copying import Copier, restore
+from godwit.spark.disks import Disks, checked_disks
 from godwit.spark.elasticity import Autoscaler, RulesGiven, checked_asked
 from godwit.spark.history import History
 from godwit.spark.home import Home, checked_path
 from godwit.spark.hosting import HostJob, Hosts
 from godwit.spark.initial import by_owner, initial_rows
+from godwit.spark.keeping import Keepers
 from godwit.spark.measuring import Measuring
 from godwit.spark.membership import Membership
 from godwit.spark.migrations import Migration
@@ -74,6 +77,7 @@ class Settings:
     memory_max_bytes: int | None
     segment_bytes_max: int
     wait_s: float
+    backup: bool
 
 
 class Flock:
@@ -88,6 +92,10 @@ class Flock:
     bind: the address hosts and driver listen on: loopback, or "0.0.0.0" where the executors are on other machines.
     groups: into how many parts the keys are divided; hosts own whole groups. Fixed when the checkpoint is made.
     segment_bytes_max: how large a file of a host's changelog grows before the next one is begun.
+    disks: directories, each on a disk of its own, over which the hosts' logs are spread; all executors must see them. The
+        checkpoint holds the logs itself unless they are given.
+    backup: whether every host's log is kept by another host too, on another disk and machine if there is one. Nothing is
+        answered before both have it, and a host whose disk is lost goes on from there.
     recovery: what happens when a host is lost. "storage": it is started again from its changelog. "parallel": the other hosts
         take over its keys at once, each a part, and a new host joins in its place. Copies of a standby take over in any case.
     start_from: a copy that `checkpoint()` has made; the checkpoint must be new then.
@@ -110,14 +118,17 @@ class Flock:
         segment_bytes_max: int = 64 << 20,
         wait_s: float = 60.0,
         recovery: Recovery = "storage",
+        disks: Sequence[str | os.PathLike[str]] | None = None,
+        backup: bool = False,
         start_from: str | os.PathLike[str] | None = None,
     ) -> None:
-        check_arguments(hosts, durability, groups, onGap, token, recovery)
+        check_arguments(hosts, durability, groups, onGap, token, recovery, backup)
+        on_disks = checked_disks(disks)
         check_session(spark)
         check_slots(spark, hosts)
         self._spark = spark
         self._settings = Settings(
-            token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, wait_s
+            token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, wait_s, backup
         )
         if start_from is not None:
             restore(start_from, checked_path(checkpoint))
@@ -129,9 +140,18 @@ class Flock:
         self._closed = False
         self._admission = Admission(spark, onGap == "accept")
         driver = spark.sparkContext.getConf().get("spark.driver.host") if bind in ALL else None
+        self._disks = Disks(self._home.path, self._home.flock, on_disks)
         self._controller = Controller(
-            bind, self._settings.token, self._admit, self._active_scopes, self._lost, address=driver
+            bind,
+            self._settings.token,
+            self._admit,
+            self._active_scopes,
+            self._lost,
+            address=driver,
+            backup_peer=self._keeper_of,
+            restored=self._restored,
         )
+        self._keepers = Keepers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
         self._hosts = Hosts(self._job, self._controller, self._settings.token)
         self._history = History(self._home.path)
         self._owners = Owners(self._home, self._hosts, self._history)
@@ -173,6 +193,7 @@ class Flock:
 
     def _job(self, host: str) -> HostJob:
         settings = self._settings
+        self._disks.place(host)
         config = HostConfig(
             host,
             str(self._home.path),
@@ -184,11 +205,20 @@ class Flock:
             settings.segment_bytes_max,
             self._incarnation,
             None if "GODWIT_TEST_NO_OWNERSHIP" in os.environ else self._home.routing,  # what ownership costs at rest
+            settings.backup,
         )
         return HostJob(self._spark.sparkContext, self._home.flock, config, self._controller, self._lost)
 
     def _lost(self, host: str) -> bool:
+        with suppress(CheckpointUnusable):  # if no disk is left, the host says so when it is started
+            self._disks.place(host)
         return self._rescuer.lost(host)
+
+    def _keeper_of(self, host: str) -> str | None:
+        return self._keepers.keeper_of(host)
+
+    def _restored(self, host: str) -> None:
+        self._history.add("restored", host=host)
 
     def close(self) -> None:
         """Stop the queries that use this flock, then the hosts; nothing is left running. Calling it again does nothing."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from godwit.errors import HostUnavailable, InvariantBroken
+from godwit.runtime.backup_records import Records
 from godwit.runtime.codeless import codeless
 from godwit.runtime.controller import operator_json
 from godwit.runtime.leases import host_directory
@@ -61,6 +62,7 @@ class Membership:
         self._hosts.start(self.hosts())
         for host in lost:
             self._wait_inherited(host)
+        self._end_backups(lost)
         self._owners.rebuild()
         self._even_marks(self.hosts())
         self.tell_roster()
@@ -89,6 +91,7 @@ class Membership:
         self._hosts.part_from(name)
         with self.changing:
             self._home.keep_roster([host for host in self.hosts() if host != name])
+        self._end_backups([name])
 
     def join(self, names: Sequence[str]) -> None:
         with self.changing:
@@ -117,7 +120,16 @@ class Membership:
         self.tell_roster()
         self._hosts.stop(names)
         self._history.add("left", hosts=list(names))
+        self._end_backups(names)
         return True
+
+    def _end_backups(self, names: Sequence[str]) -> None:
+        """There is nothing to bring back any more; whoever kept it lets go of it."""
+        for name in names:
+            Records(str(self._home.path), name).end()
+        for host in self.hosts():
+            with suppress(HostUnavailable):
+                self._hosts.ask_now(host, "tidy_backups")
 
     def _wait_settled(self, host: str) -> None:
         """Until all that it gave away is confirmed: until then its log is where the answer is to whose it is."""
