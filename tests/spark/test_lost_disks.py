@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from godwit.spark import rescuing
-from tests.spark.flocks import kill_host, wait_until
+from tests.spark.flocks import pid_of, wait_until
 from tests.spark.stage import Stage, staged
 
 
@@ -41,9 +44,11 @@ def wait_stands(stage: Stage, hosts: int) -> dict[str, str]:
 def lose_disk(stage: Stage, host: str) -> None:
     """As when it breaks: all that was on it is gone, nothing can be written there again, and the host is lost with it."""
     disk = (stage.root / "flock" / "hosts" / host).resolve().parent.parent
+    pid: int = wait_until(lambda: pid_of(stage.flock, host), what=f"{host} serves")
     shutil.rmtree(disk)
     disk.write_text("")
-    kill_host(stage.flock, host)
+    with suppress(ProcessLookupError):  # it may have noticed, and ended
+        os.kill(pid, signal.SIGKILL)
 
 
 def events(stage: Stage, *names: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from godwit.errors import CheckpointUnusable, DefinitionError
+from godwit.runtime.leases import drop_failure, drop_lease, read_failure, read_lease, read_obituary
 from godwit.spark.disks import Disks, checked_disks
 
 
@@ -80,3 +81,13 @@ def test_what_is_refused(disks: Any) -> None:
 
 def test_none_is_the_checkpoint_itself() -> None:
     assert checked_disks(None) == ()
+
+
+def test_a_lease_on_a_disk_that_is_broken_is_as_if_there_were_none(tmp_path: Path) -> None:
+    broken = tmp_path / "host-0"
+    broken.write_text("not a directory any more")
+    assert read_lease(broken) is None
+    assert read_obituary(broken, 1) is None
+    assert read_failure(broken) is None
+    drop_lease(broken)
+    drop_failure(broken)

@@ -2,7 +2,8 @@
 
 An owner is the flock that opened the checkpoint last; an application that opened it earlier is fenced, and neither its hosts
 nor its routers come back. A lease says which generation of a host serves at which address. An obituary is what a host leaves
-when it ends itself because of something a user must know, and a failure is why the last start of a host came to nothing.
+when it ends itself because of something a user must know, and a failure is why the last start of a host came to nothing. They
+may lie on a disk that is broken: what cannot be read there is as if it were not there, and who asks waits as for any lost host.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ def write_lease(directory: Path, lease: Lease) -> None:
 def read_lease(directory: Path) -> Lease | None:
     try:
         return Lease(**json.loads((directory / "lease.json").read_text()))
-    except FileNotFoundError:
+    except OSError:
         return None
 
 
 def drop_lease(directory: Path) -> None:
-    (directory / "lease.json").unlink(missing_ok=True)
+    with suppress(OSError):
+        (directory / "lease.json").unlink(missing_ok=True)
 
 
 def write_obituary(directory: Path, generation: int, error: GodwitError) -> None:
@@ -76,7 +78,7 @@ def read_obituary(directory: Path, generation: int) -> GodwitError | None:
     """Why that generation ended itself, if it did."""
     try:
         obituary = json.loads((directory / "obituary.json").read_text())
-    except FileNotFoundError:
+    except OSError:
         return None
     return from_json(obituary["error"]) if obituary["generation"] == generation else None
 
@@ -91,12 +93,13 @@ def read_failure(directory: Path) -> GodwitError | None:
     """Why the host did not start, unless it has started since."""
     try:
         return from_json((directory / "failure.json").read_text())
-    except FileNotFoundError:
+    except OSError:
         return None
 
 
 def drop_failure(directory: Path) -> None:
-    (directory / "failure.json").unlink(missing_ok=True)
+    with suppress(OSError):
+        (directory / "failure.json").unlink(missing_ok=True)
 
 
 def _replace(path: Path, text: str) -> None:
