@@ -175,7 +175,7 @@ def test_key_that_fills_a_host_is_named_and_nothing_is_moved() -> None:
     decides = decider(bottleneck(for_s=0.0), hot_keys(for_s=0.0))
     assert ticks(decides, 5, 0.95, 0.2, hot=0.8, offered=1150.0) == []
     assert "key C1 of 'count' takes 0.92 of a host by itself" in decides.looks["bottleneck"]
-    assert "1,250 rows/s are the most" in decides.looks["bottleneck"]
+    assert "1,250 rows/s are the most; a processor that declares a merge" in decides.looks["bottleneck"]
 
 
 def test_sizing_asks_for_no_hosts_that_a_single_key_could_not_use() -> None:
@@ -274,5 +274,7 @@ def test_limiting_key_says_how_far_the_operator_can_go() -> None:
         "share": 0.25,
         "load": 0.25,
         "rows_per_s_max": 4000,
+        "merge": "not declared",
     }
+    assert replace(one, merges=True).limiting_key() == {**(one.limiting_key() or {}), "merge": "declared"}
     assert operator([0.5]).limiting_key() is None

@@ -93,6 +93,7 @@ def test_people_are_told_the_limiting_key() -> None:
         "share": 0.3,
         "load": 0.3,
         "rows_per_s_max": 3333,
+        "merge": "not declared",
     }
     assert told["hosts"]["host-0"]["hot_keys"][0]["key"] == "1, x"
     assert told["useful"] == 0.5

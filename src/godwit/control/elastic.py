@@ -216,9 +216,10 @@ class Decider:
         busiest = max((load.useful for load in one.instances.values()), default=0.0)
         if limit is None or limit["load"] < ALONE * busiest:
             return None
+        more = "" if one.merges else "; a processor that declares a merge would need to apply only a few of them"
         return (
             f"key {limit['key']} of {operator!r} takes {shown(limit['load'])} of a host by itself, and one host applies a key: "
-            f"{limit['rows_per_s_max']:,} rows/s are the most"
+            f"{limit['rows_per_s_max']:,} rows/s are the most{more}"
         )
 
     def _spread(self, rule: Rule, sample: Sample, hold: _Hold) -> Decision | str:

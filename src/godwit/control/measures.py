@@ -40,6 +40,7 @@ class OperatorLoad:
     instances: Mapping[str, Load]
     offered_rows_per_s: float | None = None
     hot: tuple[HotKey, ...] = ()  # the hottest first
+    merges: bool = False  # whether many rows of a hot key may come as one, and count as one
 
     @property
     def rows_per_s(self) -> float:
@@ -88,6 +89,7 @@ class OperatorLoad:
             "share": round(key.share, 4),
             "load": round(key.share * offered / true, 4),  # of a host's time
             "rows_per_s_max": round(true / key.share),
+            "merge": "declared" if self.merges else "not declared",
         }
 
 

@@ -58,7 +58,7 @@ class Exchange:
             carries = header.get("carries", True) is True
             admit = self._admit(header)
             work = self._opened(seat, request, lane, admit, carries)
-            self.answer(writer, work, "opened", generation=self._log.generation)
+            self.answer(writer, work, "opened", generation=self._log.generation, **work.begun)
         gate = Gate(seat, self._stopping)
         while True:
             try:

@@ -33,7 +33,7 @@ from godwit.runtime.grouping import group_by_key
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.shares import MINE, Shares, selects
 from godwit.runtime.sketch import HotKeys
-from godwit.runtime.spec import OperatorSpec, schema_text
+from godwit.runtime.spec import OperatorSpec, merge_of, schema_text
 from godwit.runtime.work import Admit, Chunk, Counters, Follower, Part, Work
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.keys import Key, KeyCodec
@@ -53,6 +53,7 @@ class Instance:
         self.due: Times | None = None  # up to when timers fire in this batch; None for not at all
         self.watermark = Watermark(spec.delay_ms, spec.watermark_policy)
         self.times = Times(0, 0)
+        self.merge = spec.merge  # as the batch in progress was begun; a later definition counts from the next one on
         self.counters = Counters()
         self.adapter: Adapter | None = None
         self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame
@@ -100,6 +101,7 @@ class Instance:
             "fired": self.fired,
             "fired_elsewhere": [units.to_dict() for units in self.fired_elsewhere],
             "late": self.counters.late,
+            "merge": self.merge,
         }
         return info, b""
 
@@ -109,6 +111,7 @@ class Instance:
         self.watermark.restore(info["watermark"])
         self.counters.late = info["late"]
         self.times = self._times(info["processing_ms"])
+        self.merge = merge_of(info.get("merge"))
         self.due = None if info["due"] is None else Times(*info["due"])
         self.fired = info["fired"]
         self.fired_elsewhere = [Units.from_dict(units) for units in info.get("fired_elsewhere", ())]
@@ -224,6 +227,7 @@ class Instance:
         # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
         if begins or unknown or fires:
             work.parts.insert(0, self.mark_part())
+        work.begun = {"merge": self.merge, "late_us": self._late_us(self.times)}
         return work
 
     def _admit(self, request: BatchRef, admit: Admit) -> None:
@@ -268,6 +272,7 @@ class Instance:
         self.progress = self.progress.advance(request.batch)
         self.watermark.next_batch()
         self.times = self._times(now_ms)
+        self.merge = self.spec.merge
         self.counters.recent.append((now_ms, self.counters.rows))
 
     def _times(self, now_ms: int) -> Times:
@@ -381,10 +386,16 @@ class Instance:
 
     def _without_late(self, chunk: Chunk, times: Times) -> Chunk:
         """As Spark does, rows at or before the watermark of the batch before are not processed; here they are counted."""
-        if self.spec.time_mode != "eventTime" or self.spec.event_time is None or self.spec.ephemeral:
+        late_us = self._late_us(times)
+        if late_us is None or self.spec.event_time is None:
             return chunk
-        event_us = event_times_us(chunk.batch, self.spec.event_time)
-        return chunk.filter(event_us > (times.late_ms - self.spec.lateness_ms) * 1000)
+        return chunk.filter(event_times_us(chunk.batch, self.spec.event_time) > late_us)
+
+    def _late_us(self, times: Times) -> int | None:
+        """The newest event time that is late; None where none is."""
+        if self.spec.time_mode != "eventTime" or self.spec.event_time is None or self.spec.ephemeral:
+            return None
+        return (times.late_ms - self.spec.lateness_ms) * 1000
 
     def _call(self, call: Callable[[Adapter], pa.RecordBatch]) -> pa.RecordBatch:
         """Run user code on the staged state; whatever it or its outputs do wrong leaves the state as it was."""
@@ -525,6 +536,7 @@ class Instance:
             "busy_s": counters.busy_s,
             "rows_per_second": counters.rate(),
             "offered_rows_per_s": counters.offered(),
+            "merges": bool(self.spec.merge),
             "touched_ms": self.times.processing_ms,
         }
 

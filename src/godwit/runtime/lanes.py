@@ -36,16 +36,22 @@ class Window:
         return Window(self.lane, batch, self.rows[begin:end], self.hashes[begin:end])
 
 
-def windows(batches: Iterable[pa.RecordBatch], route: Route, lane: str) -> Iterator[Window]:
+def windows(
+    batches: Iterable[pa.RecordBatch], route: Route, lane: str, block_rows: int | None = None
+) -> Iterator[Window]:
+    """`block_rows`: rows go in blocks of exactly so many, the last of a lane excepted, however Spark has cut its batches."""
     kept = (_without_ticks(batch) for batch in batches)
     filled = (batch for batch in kept if len(batch))
     match route.numbering:
+        case "position" if block_rows is not None:
+            yield from _by_position(_blocks(filled, block_rows), lane)
         case "position":
             yield from _by_position(_gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled, lane)
         case "content":
             whole = list(filled)
             if whole:
-                yield from _by_position(_slices(_by_content(joined(whole), route.event_time)), lane)
+                ordered = _by_content(joined(whole), route.event_time)
+                yield from _by_position(_slices(ordered, block_rows or CHUNK_ROWS_MAX), lane)
         case "columns":
             last: dict[int, int] = {}
             for batch in _gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled:
@@ -64,9 +70,25 @@ def _gathered(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.R
         yield joined(held)
 
 
-def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(batch), CHUNK_ROWS_MAX):
-        yield batch.slice(start, CHUNK_ROWS_MAX)
+def _blocks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    held: list[pa.RecordBatch] = []
+    missing = rows
+    for batch in batches:
+        left = batch
+        while len(left) >= missing:
+            yield joined([*held, left.slice(0, missing)])
+            left = left.slice(missing)
+            held, missing = [], rows
+        if len(left):
+            held.append(left)
+            missing -= len(left)
+    if held:
+        yield joined(held)
+
+
+def _slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(batch), rows):
+        yield batch.slice(start, rows)
 
 
 def _by_position(batches: Iterable[pa.RecordBatch], lane: str) -> Iterator[Window]:

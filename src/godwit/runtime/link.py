@@ -39,6 +39,7 @@ class Link:
         self.host = host
         self.timers: pa.RecordBatch | None = None
         self.retired = False
+        self.begun: dict[str, Any] | None = None  # how the host has begun the batch
         self._route = route
         self._task = task
         self._schema = schema
@@ -111,6 +112,7 @@ class Link:
         if self._task.request.batch >= 0:
             header, self.timers = self._stream.read("opened")
             self._answered[lease.generation] = header["lsn"]
+            self.begun = header
         self._hold_back()
         for message in self._unanswered:
             self._stream.write(message, 0)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.errors import DefinitionError, OutputMismatch, ProcessorFailed, StateTypeError
+from godwit.runtime.merging import Merge, checked_merge
 from godwit.runtime.rows import Index, Outputs, Rows, Times, no_outputs
 from godwit.state.codec import compile_codec
 from godwit.state.keys import Key, KeyCodec
@@ -326,6 +327,9 @@ class Processor:
     """How far behind the watermark a row may be and still reach `process`."""
     keeps_new: bool = True
     """Whether a key has state from its first row on, even while that is all zero."""
+    merge: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """How the values of two rows of a key become one: for every input column that is no key, one of sum, min, max, first and
+    last. Declared, many rows of a hot key may come as one. It promises that this leaves the same state."""
     late_rows: int = 0
     """Rows that this processor itself left out as too late, since it was opened on this host."""
 
@@ -398,6 +402,7 @@ class NativeAdapter:
             raise DefinitionError(f"the input has no key column {missing[0]!r}", todo=f"It has {input_schema.names}")
         self.processor = processor
         self.output_schema = processor.output_schema = processor.bind(input_schema, key_names)
+        self.merge: Merge = checked_merge(processor.merge, input_schema, key_names)
         value = (Variable(STATE, "value", flat_schema(processor.state)),) if len(processor.state) else ()
         self.variables: tuple[Variable, ...] = (*value, *processor.more_variables)
         self._key_schema = pa.schema([input_schema.field(name) for name in key_names])

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
+from godwit.runtime.merging import Merge
 
 Numbering = Literal["position", "content", "columns"]
 
@@ -20,7 +21,7 @@ class Route:
     `routing` is the table of when the operator was defined; the routing file may have a newer one, and neither need be right.
     `numbering` says what tells the rows of a batch apart when it is read again: their position in the partition, their
     content (after a shuffle, which has no order of its own), or lane and sequence columns. `timers`: whether the operator has
-    any, which fire at the beginning of a batch.
+    any, which fire at the beginning of a batch. `merge`: how rows of a hot key become one, in batches that are begun so.
     """
 
     operator: str
@@ -36,6 +37,7 @@ class Route:
     wait_s: float = 60.0
     incarnation: str = ""
     timers: bool = False
+    merge: Merge = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from godwit.errors import GodwitError, NullKey
+from godwit.errors import GodwitError, HostUnavailable, NullKey
 from godwit.runtime.lanes import Window, windows
 from godwit.runtime.link_pieces import Piece
+from godwit.runtime.merging import BLOCK_ROWS, Merging
 from godwit.runtime.pace import Pace
 from godwit.runtime.route import Route, Task
 from godwit.runtime.router_links import Links
 from godwit.runtime.router_rounds import Rounds
 from godwit.runtime.rows import Index
+from godwit.runtime.spec import merge_of
 from godwit.runtime.tables import OwnerTable, RoutingFile
 from godwit.state.ledger import in_row_order
 from godwit.transport.wire import HASH, ROW
@@ -59,7 +61,9 @@ class Router:
             # Every host, also where no row will go: the batch and its event time concern them all.
             self._links.open(self._table.hosts)
             yield from _ordered(self._links.timers())
-            for window in self._cut(windows(batches, self._route, self._task.lane)):
+            merging = merging_of(self._route, schema, self._links.begun())
+            found = windows(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)
+            for window in self._cut(self._read(found, merging, wire_schema)):
                 self._send(window, wire_schema)
                 yield from self._collect(0 if len(window.rows) <= SMALL_ROWS_MAX else WINDOWS_MAX - 1)
             yield from self._collect(0)
@@ -70,6 +74,14 @@ class Router:
         finally:
             self._links.close()
 
+    def _read(self, found: Iterable[Window], merging: Merging | None, schema: pa.Schema) -> Iterator[Window]:
+        """What is told of the lane is told of the rows as they came. Merged before they are cut, which goes by the clock."""
+        for window in found:
+            self._check_keys(window)
+            self._note_event_time(window.batch)
+            self._row_count += len(window.rows)
+            yield window if merging is None else _merged(window, merging, schema)
+
     def _cut(self, found: Iterable[Window]) -> Iterator[Window]:
         for window in found:
             begin = 0
@@ -79,14 +91,8 @@ class Router:
                 begin = end
 
     def _send(self, window: Window, schema: pa.Schema) -> None:
-        self._check_keys(window)
-        self._note_event_time(window.batch)
-        self._row_count += len(window.rows)
-        hashes = window.hashes
-        numbered = pa.RecordBatch.from_arrays(
-            [*_as(window.batch, schema), pa.array(window.rows), pa.array(hashes)], schema=schema
-        )
-        pieces = [Piece(host, window.lane, part) for host, part in self._split(numbered, hashes)]
+        numbered = _numbered(window, schema)
+        pieces = [Piece(host, window.lane, part) for host, part in self._split(numbered, window.hashes)]
         self._links.open(piece.host for piece in pieces)  # the table may have learnt of further hosts
         for piece in pieces:
             self._links.send(piece)
@@ -141,6 +147,34 @@ class Router:
 def newest_table(route: Route, file: RoutingFile) -> OwnerTable:
     table = file.table()
     return table if table is not None and table.version > route.routing.version else OwnerTable(route.routing)
+
+
+def merging_of(route: Route, schema: pa.Schema, begun: Sequence[Mapping[str, Any]]) -> Merging | None:
+    """How this batch is merged: as it was begun, also by an application that had declared it otherwise.
+
+    Rows of it may have been applied then, and have to come the same again. A host that has no rows of it yet may say what is
+    declared now.
+    """
+    if route.merge and not begun:
+        raise HostUnavailable(
+            "no host is left of those that were known, so nobody can tell how the batch was begun",
+            todo="The task is retried by Spark",
+        )
+    told = [merge_of(each.get("merge")) for each in begun]
+    merge = next((each for each in told if each != route.merge), route.merge)
+    late_us = max((each["late_us"] for each in begun if each.get("late_us") is not None), default=None)
+    return Merging(merge, schema, route.key_names, route.event_time, late_us) if merge else None
+
+
+def _merged(window: Window, merging: Merging, schema: pa.Schema) -> Window:
+    block = merging.merged(_numbered(window, schema))
+    *names, row, hash_ = block.schema.names
+    return Window(window.lane, block.select(names), block.column(row).to_numpy(), block.column(hash_).to_numpy())
+
+
+def _numbered(window: Window, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [*_as(window.batch, schema), pa.array(window.rows), pa.array(window.hashes)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array[Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -60,6 +61,10 @@ class Links:
     def timers(self) -> list[pa.RecordBatch]:
         """What timers have put out at the hosts that are open."""
         return [link.timers for link in self._links.values() if link.timers is not None]
+
+    def begun(self) -> list[dict[str, Any]]:
+        """How the hosts that are open have begun the batch."""
+        return [link.begun for link in self._links.values() if link.begun is not None]
 
     def send(self, piece: Piece) -> None:
         self._links[piece.host].send(piece)

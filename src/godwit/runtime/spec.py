@@ -7,7 +7,7 @@ comparing two of them.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from godwit.errors import CheckpointMismatch
 from godwit.model.watermark import Policy
+from godwit.runtime.merging import Merge
 from godwit.state.variables import Variable
 
 TimeMode = Literal["none", "processingTime", "eventTime"]
@@ -39,6 +40,7 @@ class OperatorSpec:
     tz: str = "UTC"
     timeout_s: float = 60.0
     ephemeral: bool = False
+    merge: Merge = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -57,6 +59,7 @@ class OperatorSpec:
             "tz": self.tz,
             "timeout_s": self.timeout_s,
             "ephemeral": self.ephemeral,
+            "merge": [list(pair) for pair in self.merge],
         }
 
     @classmethod
@@ -64,6 +67,7 @@ class OperatorSpec:
         fields = dict(data)
         fields["key_schema"] = schema_of(data["key_schema"])
         fields["output_schema"] = schema_of(data["output_schema"])
+        fields["merge"] = merge_of(data.get("merge"))
         fields["variables"] = tuple(Variable.from_json(variable) for variable in data["variables"])
         return cls(**fields)
 
@@ -111,6 +115,11 @@ class Operator:
     spec: OperatorSpec
     adapter: bytes = field(repr=False)
     initial: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+def merge_of(data: Sequence[Sequence[str]] | None) -> Merge:
+    """As it was written; older definitions have none."""
+    return tuple((name, way) for name, way in data or ())
 
 
 def schema_text(schema: pa.Schema) -> str:

@@ -110,4 +110,5 @@ class Work:
     outputs: list[pa.RecordBatch] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
+    begun: dict[str, Any] = field(default_factory=dict)  # what holds for the whole batch, told to a lane that opens it
     lsn: int = -1  # the host's: where in the changelog all of this and all before it is

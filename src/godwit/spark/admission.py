@@ -23,6 +23,7 @@ _REFUSED = {
         "Use a processingTime or availableNow trigger",
     ),
 }
+_REAL_TIME = "RealTimeTrigger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Admission:
         self._accept_gaps = accept_gaps
         self.bindings: dict[str, Binding] = {}
         self.sources: dict[str, int] = {}
+        self.merges: dict[str, bool] = {}  # whether the operator's rows are gathered in blocks
 
     def admit(self, request: dict[str, Any]) -> None:
         operator, query, run, batch = (request[name] for name in ("operator", "query", "run", "batch"))
@@ -59,6 +61,12 @@ class Admission:
         refused = _REFUSED.get(execution.getClass().getSimpleName())
         if refused is not None:
             raise UnsupportedQuery(refused[0], todo=refused[1], operator=operator)
+        if self.merges.get(operator) and execution.trigger().getClass().getSimpleName() == _REAL_TIME:
+            raise UnsupportedQuery(
+                "the processor declares a merge, for which rows are gathered, and the real-time trigger lets none wait",
+                todo="Use a processingTime or availableNow trigger, or declare no merge",
+                operator=operator,
+            )
 
     def _check_gap(self, execution: Any, request: dict[str, Any]) -> None:
         """Between the last batch known here and this one, Spark must have had nothing for this operator."""

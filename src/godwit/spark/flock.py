@@ -330,6 +330,7 @@ class Flock:
             operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
         self._check_kept(operator)
         self._admission.sources[definition.name] = source_count(definition.frame, operator.spec.time_mode != "none")
+        self._admission.merges[definition.name] = bool(operator.spec.merge)
         with self._members.changing:
             ephemeral = operator.spec.ephemeral
             routing = self._fixed_routing() if ephemeral else self._owners.define(definition.name)
@@ -381,6 +382,7 @@ class Flock:
             wait_s=self._settings.wait_s,
             incarnation=self._incarnation,
             timers=spec.time_mode != "none",
+            merge=spec.merge,
         )
 
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
@@ -397,7 +399,7 @@ class Flock:
         def body(batches: Any) -> Any:
             lane = current_task(incarnation).lane
             task = Task(BatchRef("initial", "initial", INITIAL_BATCH), f"initial-{lane}")
-            return Router(replace(route, numbering="position", event_time=None), task).run(batches, schema)
+            return Router(replace(route, numbering="position", event_time=None, merge=()), task).run(batches, schema)
 
         frame.mapInArrow(body, "none int").count()
         self._home.keep(operator.spec, None, initialised=True)

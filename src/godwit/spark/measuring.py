@@ -58,7 +58,8 @@ class Measuring:
 
     def _load(self, operator: str, told: Told, owning: Sequence[str]) -> OperatorLoad:
         here = {host: told[host] for host in owning if host in told}
-        return OperatorLoad({host: _instance(one) for host, one in here.items()}, _offered(here), _hot(here))
+        merges = any(one.get("merges") for one in here.values())
+        return OperatorLoad({host: _instance(one) for host, one in here.items()}, _offered(here), _hot(here), merges)
 
     def _shown(self, operator: str, told: Told, owning: Sequence[str]) -> dict[str, Any]:
         load = self._load(operator, told, owning)

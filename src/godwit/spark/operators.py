@@ -7,7 +7,7 @@ column, the routing hash; everything else happens in the router and on hosts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal, TypedDict, cast
@@ -26,6 +26,7 @@ from godwit.errors import DefinitionError, GodwitError
 from godwit.model.progress import BatchRef
 from godwit.model.watermark import Policy
 from godwit.runtime.lanes import EXTRA
+from godwit.runtime.merging import Merge, check_event_time
 from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.route import Numbering, Route, Task
 from godwit.runtime.router import Router
@@ -146,6 +147,7 @@ def _build(definition: Definition) -> Operator:
         tz=tz,
         timeout_s=options["timeout_s"],
         ephemeral=not frame.isStreaming,
+        merge=_merge(definition, adapter, event_time),
     )
     return Operator(spec, _pickled(adapter))
 
@@ -304,6 +306,25 @@ def _adapter(
         tz=tz,
         value_bytes_max=definition.options["value_bytes_max"],
     )
+
+
+def _merge(definition: Definition, adapter: Any, event_time: str | None) -> Merge:
+    if definition.flavour != "native":
+        if isinstance(getattr(definition.processor, "merge", None), Mapping):
+            raise DefinitionError(
+                "a StatefulProcessor cannot declare a merge: Spark gives it every row, and so does Godwit",
+                todo="Write it as a godwit.Processor, or call the attribute something else",
+            )
+        return ()
+    merge: Merge = adapter.merge
+    check_event_time(merge, event_time)
+    if merge and "lane" in definition.given:
+        raise DefinitionError(
+            "rows cannot be merged where lane and sequence columns tell them apart: when the batch is read again it may be cut "
+            "otherwise, and the same rows would not come together",
+            todo="Declare no merge, or leave lane and sequence out if the source cuts a batch into the same partitions again",
+        )
+    return merge
 
 
 def _output_schema(output: StructType | str | None, tz: str) -> pa.Schema:

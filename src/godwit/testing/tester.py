@@ -6,7 +6,9 @@ live can be tested without waiting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
 from godwit.runtime.export import rows_of_state
 from godwit.runtime.instance import Instance
+from godwit.runtime.merging import Merge, by_key, check_event_time, fold
 from godwit.runtime.native import NativeAdapter, Processor
 from godwit.runtime.spec import OperatorSpec
 from godwit.runtime.work import Chunk, Work
@@ -27,6 +30,7 @@ from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
 from godwit.state.ledger import in_row_order
 from godwit.state.tables import KeyedState
+from godwit.testing.states import check_same
 
 Record = Mapping[str, Any]
 
@@ -54,11 +58,18 @@ class Tester:
         now_ms: int = 0,
     ) -> None:
         self._schema = _arrow(schema)
+        as_given = copy.copy(processor)
+        options: dict[str, Any] = {"flavour": flavour, "timeMode": timeMode, "eventTime": eventTime}
+        options |= {"delay_ms": delay_ms, "now_ms": now_ms}
+        self._another: Callable[[], Tester] = lambda: Tester(copy.copy(as_given), schema, keys, output, **options)
         names = (keys,) if isinstance(keys, str) else tuple(keys)
         key_schema = pa.schema([self._schema.field(name) for name in names])
         adapter: RowAdapter | PandasAdapter | NativeAdapter
+        self._merge: Merge = ()
         if isinstance(processor, Processor):
-            flavour, adapter = "native", NativeAdapter(processor, self._schema, names)
+            native = NativeAdapter(processor, self._schema, names)
+            flavour, adapter, self._merge = "native", native, native.merge
+            check_event_time(self._merge, eventTime)
         else:
             if output is None:
                 raise DefinitionError("the output schema of a StatefulProcessor must be given")
@@ -87,19 +98,52 @@ class Tester:
 
     def process(self, rows: Sequence[Record] = ()) -> list[dict[str, Any]]:
         """One micro-batch: what was due from before fires first, then the rows are processed; all outputs, in order."""
+        return self._run([self._table(rows)] if rows else [])
+
+    def check_merge(self, rows: Sequence[Record]) -> None:
+        """Assert that the processor's declared merge does with these rows what it promises: the same state as one by one.
+
+        They are tried on copies of the processor, from no state; floats may differ in their last digits.
+        """
+        if not self._merge:
+            raise DefinitionError("the processor declares no merge", todo="Set `merge` on a godwit.Processor")
+        batch = self._table(rows)
+        names = self._instance.key_codec.schema.names
+        expected = self._again([batch.slice(at, 1) for at in range(len(batch))])
+        for count in (1, 2, 3):  # of the rows of a key, some may be merged in one block and some in the next
+            cuts = np.linspace(0, len(batch), count + 1).astype(int).tolist()
+            pieces = [batch.slice(low, high - low) for low, high in pairwise(cuts)]
+            check_same(expected, self._again([self._merged(piece) for piece in pieces]), names)
+
+    def _merged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        every = np.arange(len(batch), dtype=np.int64)
+        return fold(batch, by_key(batch, every, self._instance.key_codec), self._merge)
+
+    def _again(self, chunks: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
+        """The state that these chunks leave with a copy of the processor."""
+        tester = self._another()
+        try:
+            tester._run([chunk for chunk in chunks if len(chunk)])
+            return tester.state()
+        finally:
+            tester.close()
+
+    def _table(self, rows: Sequence[Record]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=self._schema)
+
+    def _run(self, chunks: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
         self._batch += 1
         request = BatchRef("query", "run", self._batch)
         works = [self._instance.open(request, "0", self.now_ms, lambda *_: None)]
-        event_max_ms = None
-        if rows:
-            batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=self._schema)
-            numbers = np.arange(len(batch), dtype=np.int64)
-            codec = self._instance.key_codec
-            keys = codec.from_arrow([batch.column(name) for name in codec.schema.names])
+        codec, count = self._instance.key_codec, 0
+        for chunk in chunks:
+            numbers = np.arange(count, count + len(chunk), dtype=np.int64)
+            count += len(chunk)
+            keys = codec.from_arrow([chunk.column(name) for name in codec.schema.names])
             hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
-            works.append(self._instance.apply(request, "0", Chunk(batch, numbers, hashes)))
-            event_max_ms = self._newest(batch)
-        self._instance.finish(request, "0", len(rows), event_max_ms)
+            works.append(self._instance.apply(request, "0", Chunk(chunk, numbers, hashes)))
+        newest = [moment for chunk in chunks if (moment := self._newest(chunk)) is not None]
+        self._instance.finish(request, "0", count, max(newest, default=None))
         return [record for work in works for record in _records(work)]
 
     def _newest(self, batch: pa.RecordBatch) -> int | None:

@@ -34,6 +34,10 @@ class Window(Processor):
                 f"the output would have two columns {twice[0]!r}",
                 todo=f"It has {', '.join(names)}: rename one",
             )
+        if self.merge:
+            raise DefinitionError(
+                "a window cannot declare a merge: it counts and times every row", todo="Leave `merge` out"
+            )
         self.panes = Panes([bind_aggregate(alias, *spec, input_schema) for alias, spec in self._specs.items()])
         self._declare(input_schema)
         return pa.schema(
