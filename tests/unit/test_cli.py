@@ -288,7 +288,8 @@ def test_settings_that_make_no_sense_are_refused_without_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "figure", "decided_s served_s relieved_s target_held host_seconds cost_ratio lost duplicated out_of_order".split()
+    "figure",
+    "decided_s served_s relieved_s target_held host_seconds cost_ratio applied_share lost duplicated out_of_order".split(),
 )
 def test_help_of_elasticity_explains_the_figure(figure: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert figure in answer(capsys, "bench", "elasticity", "--help")[1]
@@ -308,6 +309,17 @@ def test_help_of_elasticity_explains_the_figure(figure: str, capsys: pytest.Capt
         (
             {"benchmark": "day", "target_held": 0.995, "cost_ratio": 1.2, "actions": 11},
             "day: target held in 99.5 % of windows, 1.20 of an oracle's host-seconds, 11 actions",
+        ),
+        (
+            {
+                "benchmark": "hot-key",
+                "share": 90,
+                "row_us": 5.0,
+                "merged_rows_per_s": {"median": 600_000},
+                "rows_per_s": {"median": 200_000},
+                "ratio": {"median": 3.0, "min": 2.9, "max": 3.2},
+            },
+            "90 % of the rows are of one key, 5 us a row: 200,000 rows/s, merged 600,000, ratio 3.00 (2.90 to 3.20)",
         ),
     ],
     ids=lambda value: value["benchmark"] if isinstance(value, dict) else "",

@@ -77,7 +77,7 @@ def _ours(spark: SparkSession, settings: ThroughputSettings, directory: Path, wa
             processor = Timed(settings.state_bytes, timed["host"]) if timed else Tally(settings.state_bytes)
             initial = spark.range(settings.keys).select(sf.col("id").alias("key"))
             frame = flock.process(rows(spark, settings), "key", processor, initialState=initial, name=NAME)
-        batches = _batches(frame, "append", settings, directory / "spark", watch)
+        batches = timed_batches(frame, "append", settings, directory / "spark", watch)
         watch.phase("checking")
         found = [(row.key, row.n) for row in flock.state(NAME).select("key", "state.n").collect()]
     wrong = wrong_keys(found, expected(spark, settings, committed(directory / "spark")))
@@ -94,7 +94,7 @@ def _theirs(spark: SparkSession, settings: ThroughputSettings, directory: Path, 
             given = frame.select("key", sf.lit(1).cast("long").alias("weight"))
             counts = given.groupBy("key").transformWithStateInPandas(Counter(), OUTPUT, "Update", "None")
             mode = "update"
-        batches = _batches(counts, mode, settings, directory / "spark", watch)
+        batches = timed_batches(counts, mode, settings, directory / "spark", watch)
     return rates(batches, settings.batch_rows)
 
 
@@ -150,7 +150,7 @@ class Batch:
         return cls(progress["batchId"], took["triggerExecution"], took["addBatch"])
 
 
-def _batches(
+def timed_batches(
     frame: DataFrame, mode: str, settings: ThroughputSettings, checkpoint: Path, watch: Watch
 ) -> Sequence[Batch]:
     """Those after the warm-up."""

@@ -1,4 +1,4 @@
-"""`godwit bench elasticity`: what measuring costs, how soon an overload is over, and a day's load followed by rules."""
+"""`godwit bench elasticity`: what measuring costs, how soon an overload is over, a day's load followed by rules, a hot key."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from godwit.cli.progress import watching
 from godwit.errors import DefinitionError
 
 ABOUT = """
-Three parts. One JSON object per run is printed, with all parameters, versions and machine.
+Four parts. One JSON object per run is printed, with all parameters, versions and machine.
 
   measuring   rows a second of a query with measuring on, and off; interleaved, the ratio taken pair by pair
   relief      the load steps to five times what it was: decided_s, served_s and relieved_s after the step, the last when rows
               are back within the latency target; without and with a warm host
   day         a day's load, sine and spikes, time-compressed, followed by the sizing rules: target_held (share of windows of a
               second whose p99 is within the target), host_seconds beside those of an oracle that knows the future, cost_ratio
+  hot-key     one key with 0, 50, 90 and 99 % of the rows: rows a second with a declared merge, and without; interleaved, the
+              ratio taken pair by pair, and applied_share, the rows that hosts still have to apply
 
 In relief and day each row takes a fixed time to apply, so that they tell how the flock follows, not how fast the machine is.
-lost, duplicated and out_of_order are always 0, or the exit code is 1.
+lost, duplicated, out_of_order and wrong_state are always 0, or the exit code is 1.
 """
 EXAMPLES = """
 examples:
   godwit bench elasticity --quick
   godwit bench elasticity day --seconds 600
 """
-PARTS: Final = ("measuring", "relief", "day")
-EXACTNESS: Final = ("lost", "duplicated", "out_of_order")
+PARTS: Final = ("measuring", "relief", "day", "hot-key")
+EXACTNESS: Final = ("lost", "duplicated", "out_of_order", "wrong_state")
 
 
 def add(kinds: Any, kind: Any) -> None:
@@ -72,6 +74,7 @@ def _lines(given: argparse.Namespace, watch: Watch) -> Iterator[dict[str, Any]]:
         "measuring": lambda: _measuring(runs if given.quick else max(runs, 5), 15 if given.quick else 40, watch),
         "relief": lambda: _relief(20 if given.quick else 40, runs, watch),
         "day": lambda: _day(60 if given.quick else given.seconds, runs, watch),
+        "hot-key": lambda: _hot_key(given.quick, runs, watch),
     }
     for part in given.parts or PARTS:
         yield from makers[part]()
@@ -95,6 +98,14 @@ def _day(seconds: int, runs: int, watch: Watch) -> Iterable[dict[str, Any]]:
     return day([Elastic(maximum=5)], seconds, runs, watch)
 
 
+def _hot_key(quick: bool, runs: int, watch: Watch) -> Iterable[dict[str, Any]]:
+    from godwit.bench.hot_key import SHARES, hot_key
+    from godwit.bench.throughput import ThroughputSettings
+
+    size = ThroughputSettings(batch_rows=100_000, batches=6 if quick else 20, warm_up=3 if quick else 6)
+    return hot_key(size, (0, 90) if quick else SHARES, runs, watch)
+
+
 def summary(line: Mapping[str, Any]) -> str:
     """The figures that a person looks for first."""
     match line["benchmark"]:
@@ -107,6 +118,12 @@ def summary(line: Mapping[str, Any]) -> str:
             return (
                 f"relief with {line['warm']} warm: decided after {line['decided_s']} s, served after {line['served_s']} s, "
                 f"within the target after {line['relieved_s']} s"
+            )
+        case "hot-key":
+            merged, plain, ratio = line["merged_rows_per_s"], line["rows_per_s"], line["ratio"]
+            return (
+                f"{line['share']} % of the rows are of one key, {line['row_us']:g} us a row: {plain['median']:,.0f} rows/s, "
+                f"merged {merged['median']:,.0f}, ratio {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
             )
         case _:
             return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -327,7 +327,7 @@ class Processor:
     """How far behind the watermark a row may be and still reach `process`."""
     keeps_new: bool = True
     """Whether a key has state from its first row on, even while that is all zero."""
-    merge: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    merge: Mapping[str, str] = MappingProxyType({})
     """How the values of two rows of a key become one: for every input column that is no key, one of sum, min, max, first and
     last. Declared, many rows of a hot key may come as one. It promises that this leaves the same state."""
     late_rows: int = 0

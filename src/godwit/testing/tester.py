@@ -44,6 +44,8 @@ class Tester:
     timeMode "eventTime" takes the event time from `eventTime`, a column, and `delay_ms` behind it.
     """
 
+    __test__ = False  # pytest takes classes of such a name for tests
+
     def __init__(
         self,
         processor: StatefulProcessor | Processor,

@@ -1,0 +1,124 @@
+"""One key with nearly all of the rows, merged where they are read: exact results, little work for its owner; and refusals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyspark.cloudpickle
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import godwit
+from godwit.bench.realtime import Feed, RealTime
+from godwit.errors import DefinitionError
+from godwit.workload import Workload
+from tests.spark.flocks import KeyCount, RowCount, drain, start
+
+for pickler in (cloudpickle, pyspark.cloudpickle):
+    pickler.register_pickle_by_value(sys.modules[__name__])
+
+
+class Total(godwit.Processor):
+    """The sum of a key's rows, and the newest of them."""
+
+    state = {"n": pa.int64(), "newest": pa.int64()}
+    output_schema = pa.schema([("key", pa.int64()), ("total", pa.int64()), ("n", pa.int64())])
+    merge = {"n": "max", "amount": "sum"}
+
+    def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> godwit.Outputs:
+        np.add.at(state["n"], rows.codes, rows.batch.column("amount").to_numpy())
+        np.maximum.at(state["newest"], rows.codes, rows.batch.column("n").to_numpy())
+        return self.emit_at(rows, rows.last, total=state["n"])
+
+
+@pytest.fixture(scope="module")
+def flock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[godwit.Flock]:
+    with godwit.Flock(spark, hosts=2, checkpoint=tmp_path_factory.mktemp("hot") / "godwit") as flock:
+        yield flock
+
+
+def hot(rows: DataFrame) -> DataFrame:
+    """Nine rows in ten have key 0; more columns than one, so that they must be told apart."""
+    key = sf.when(sf.col("n") % 10 < 9, sf.lit(0).cast("long")).otherwise(sf.col("key"))
+    return rows.select(key.alias("key"), "n", (sf.col("n") % 7).alias("amount"))
+
+
+def totals(frame: DataFrame) -> dict[int, tuple[int, int]]:
+    counted = frame.groupBy("key").agg(sf.sum("amount").alias("total"), sf.max("n").alias("newest"))
+    return {row["key"]: (row["total"], row["newest"]) for row in counted.collect()}
+
+
+class FailingOnce:
+    """A sink that takes all of a batch and then fails, once."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.taken: dict[int, list[list[Any]]] = {}
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        self.taken.setdefault(batch, []).append([tuple(row) for row in frame.collect()])
+        if batch == self.at and len(self.taken[batch]) == 1:
+            raise RuntimeError("the sink has no room")
+
+
+def test_hot_key_is_exact_and_its_owner_applies_few_rows(
+    spark: SparkSession, flock: godwit.Flock, tmp_path: Path
+) -> None:
+    work = KeyCount(60_000, keys=50, per_batch=20_000)
+    frame = flock.process(hot(work.stream(spark)), "key", Total(), name="total")
+    sink = FailingOnce(at=1)
+    query = start(frame, sink, tmp_path / "spark")
+    with pytest.raises(StreamingQueryException, match="no room"):
+        drain(query)
+    # Arrow batches of another size: the same rows have to be merged all the same.
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "777")
+    try:
+        query = start(frame, sink, tmp_path / "spark")
+        drain(query)
+        query.stop()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    first, again = sink.taken[1]
+    assert sorted(first) == sorted(again), "read again, the batch is merged alike"
+    found = {row["key"]: (row["state"]["n"], row["state"]["newest"]) for row in flock.state("total").collect()}
+    assert found == totals(hot(work.batch(spark)))
+    status = flock.status()["operators"]["total"]
+    assert status["rows"] < 0.12 * 60_000, "a tenth are of other keys"
+    assert status["replayed"] > 0, "of the batch that came again none was applied twice"
+
+
+def test_real_time_trigger_is_refused(spark: SparkSession, flock: godwit.Flock, tmp_path: Path) -> None:
+    """Its rows would wait for a block to be full, which may be never."""
+    feed = Feed(spark, Workload(rows=100, rows_per_second=100, lanes=1))
+    rows = feed.frame.select("key", "n", sf.lit(1).cast("long").alias("amount"))
+    frame = flock.process(rows, "key", Total(), name="real-time")
+    shown = frame.select("key", sf.col("total").alias("count"), sf.timestamp_micros("n").alias("due"))
+    spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", "false")
+    try:
+        query = RealTime(spark, shown, feed, str(tmp_path / "spark")).query
+        with pytest.raises(StreamingQueryException, match="declares a merge, for which rows are gathered"):
+            query.awaitTermination(60)
+    finally:
+        spark.conf.unset("spark.sql.streaming.realTimeMode.allowlistCheck")
+
+
+def test_merge_is_refused_where_it_cannot_be(spark: SparkSession, flock: godwit.Flock) -> None:
+    rows = spark.range(3).selectExpr("id AS key", "id AS n", "id AS amount")
+    with pytest.raises(DefinitionError, match="lane and sequence columns tell them apart"):
+        flock.process(rows, "key", Total(), name="lanes", lane="key", sequence="n")
+
+    class Declaring(RowCount):
+        merge = {"n": "sum"}
+
+    with pytest.raises(DefinitionError, match="a StatefulProcessor cannot declare a merge"):
+        flock.transformWithState(rows, "key", Declaring(), RowCount.output, name="rows")
+    with pytest.raises(DefinitionError, match="merge does not say what becomes of column 'more'"):
+        flock.process(rows.withColumn("more", sf.lit(1)), "key", Total(), name="more")
