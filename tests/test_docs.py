@@ -74,7 +74,7 @@ def test_the_readme_example_gives_what_it_promises() -> None:
 
 WORDS = (
     "lane chunk ledger generation epoch group instance router unit step origin target gate refusal stand routing_table "
-    "rule warm demand"
+    "rule warm demand block merge"
 )
 
 

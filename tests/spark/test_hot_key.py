@@ -122,3 +122,43 @@ def test_merge_is_refused_where_it_cannot_be(spark: SparkSession, flock: godwit.
         flock.transformWithState(rows, "key", Declaring(), RowCount.output, name="rows")
     with pytest.raises(DefinitionError, match="merge does not say what becomes of column 'more'"):
         flock.process(rows.withColumn("more", sf.lit(1)), "key", Total(), name="more")
+
+
+class Timed(godwit.Processor):
+    """The sum of the rows that are not late, with or without a merge."""
+
+    state = {"n": pa.int64()}
+    output_schema = pa.schema([("key", pa.int64()), ("total", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+
+    def __init__(self, merges: bool) -> None:
+        self.merge = {"at": "max", "amount": "sum"} if merges else {}
+
+    def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> godwit.Outputs:
+        np.add.at(state["n"], rows.codes, rows.batch.column("amount").to_numpy())
+        return self.emit_at(rows, rows.last, total=state["n"])
+
+
+@pytest.mark.long
+def test_late_rows_and_watermark_are_those_of_rows_that_are_not_merged(
+    spark: SparkSession, flock: godwit.Flock, tmp_path: Path
+) -> None:
+    """One row in fifty comes an hour late, of the hot key too."""
+    found = {}
+    for merges in (True, False):
+        name = f"timed-{merges}"
+        work = KeyCount(60_000, keys=50, per_batch=12_000)
+        at = sf.timestamp_seconds(
+            sf.lit(1_700_000_000) + sf.col("n") / 1000 - (sf.col("n") % 49 == 0).cast("int") * 3600
+        )
+        timed = hot(work.stream(spark)).select("key", at.alias("at"), "amount").withWatermark("at", "5 seconds")
+        frame = flock.process(timed, "key", Timed(merges), timeMode="eventTime", name=name)
+        query = start(frame, lambda frame, _: frame.collect(), tmp_path / name)
+        drain(query)
+        query.stop()
+        status = flock.status()["operators"][name]
+        watermarks = {instance["watermark_ms"] for instance in status["instances"].values()}
+        state = {row["key"]: row["state"]["n"] for row in flock.state(name).collect()}
+        found[merges] = (state, status["late"], watermarks)
+        assert (status["rows"] < 30_000) is merges
+    assert found[True] == found[False]
+    assert found[True][1] > 400, "rows were late"
