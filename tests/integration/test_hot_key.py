@@ -102,6 +102,7 @@ def test_host_of_the_hot_key_is_killed_in_mid_batch(nest: Nest) -> None:
     assert applied(nest) < 0.11 * ROWS
 
 
+@pytest.mark.long
 def test_attempt_that_stopped_half_way_is_completed_by_the_next(nest: Nest) -> None:
     define(nest, merges=True)
     nest.start_all()
@@ -114,7 +115,9 @@ def test_attempt_that_stopped_half_way_is_completed_by_the_next(nest: Nest) -> N
     assert nest.state(committed_batch=0) == truth()
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["declared", "taken-back"])
+@pytest.mark.parametrize(
+    "before", [pytest.param(False, id="declared"), pytest.param(True, id="taken-back", marks=pytest.mark.long)]
+)
 def test_merge_that_changes_within_a_batch_counts_from_the_next_on(nest: Nest, before: bool) -> None:
     """Part of the batch is applied when the application ends; the next application has another declaration."""
     define(nest, before)

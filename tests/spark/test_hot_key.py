@@ -72,7 +72,7 @@ class FailingOnce:
 def test_hot_key_is_exact_and_its_owner_applies_few_rows(
     spark: SparkSession, flock: godwit.Flock, tmp_path: Path
 ) -> None:
-    work = KeyCount(60_000, keys=50, per_batch=20_000)
+    work = KeyCount(24_000, keys=50, per_batch=8_000)
     frame = flock.process(hot(work.stream(spark)), "key", Total(), name="total")
     sink = FailingOnce(at=1)
     query = start(frame, sink, tmp_path / "spark")
@@ -91,10 +91,11 @@ def test_hot_key_is_exact_and_its_owner_applies_few_rows(
     found = {row["key"]: (row["state"]["n"], row["state"]["newest"]) for row in flock.state("total").collect()}
     assert found == totals(hot(work.batch(spark)))
     status = flock.status()["operators"]["total"]
-    assert status["rows"] < 0.12 * 60_000, "a tenth are of other keys"
+    assert status["rows"] < 0.12 * 24_000, "a tenth are of other keys"
     assert status["replayed"] > 0, "of the batch that came again none was applied twice"
 
 
+@pytest.mark.long
 def test_real_time_trigger_is_refused(spark: SparkSession, flock: godwit.Flock, tmp_path: Path) -> None:
     """Its rows would wait for a block to be full, which may be never."""
     feed = Feed(spark, Workload(rows=100, rows_per_second=100, lanes=1))
@@ -162,3 +163,25 @@ def test_late_rows_and_watermark_are_those_of_rows_that_are_not_merged(
         assert (status["rows"] < 30_000) is merges
     assert found[True] == found[False]
     assert found[True][1] > 400, "rows were late"
+
+
+@pytest.mark.long
+def test_windows_of_a_hot_key_are_those_of_rows_that_are_not_merged(
+    spark: SparkSession, flock: godwit.Flock, tmp_path: Path
+) -> None:
+    found = {}
+    for merges in (True, False):
+        name = f"windows-{merges}"
+        at = sf.timestamp_seconds(sf.lit(1_700_000_000) + sf.col("n") / 1000)
+        rows = hot(KeyCount(30_000, keys=50, per_batch=6_000).stream(spark)).select("key", at.alias("at"), "amount")
+        window = godwit.windows.EventSliding("4 seconds", "2 seconds", "at", {"t": ("sum", "amount")}, merge=merges)
+        timed = rows.withWatermark("at", "1 second")
+        frame = flock.process(timed, "key", window, timeMode="eventTime", name=name)
+        given: list[Any] = []
+        query = start(frame, lambda frame, _, given=given: given.extend(map(tuple, frame.collect())), tmp_path / name)
+        drain(query)
+        query.stop()
+        found[merges] = sorted(given)
+        assert (flock.status()["operators"][name]["rows"] < 10_000) is merges
+    assert found[True] == found[False]
+    assert len(found[True]) > 400

@@ -14,6 +14,7 @@ from godwit.errors import DefinitionError
 from godwit.runtime.native import column
 from godwit.testing import Tester
 from godwit.testing.states import check_same
+from godwit.windows import EventTumbling
 
 ROWS = [{"car": car, "speed": speed, "rows": 1} for car in "ab" for speed in (0.1, 0.2, 0.3, 50.0)]
 SCHEMA = "car string, speed double, rows bigint"
@@ -77,6 +78,13 @@ def test_processor_without_a_merge_is_told_so() -> None:
 
     with pytest.raises(DefinitionError, match="declares no merge"):
         check(Plain())
+
+
+def test_window_promises_by_itself() -> None:
+    window = EventTumbling("1 second", "at", {"n": ("sum", "rows")}, merge=True)
+    tester = Tester(window, "car string, rows bigint, at timestamp", "car", timeMode="eventTime", eventTime="at")
+    with pytest.raises(DefinitionError, match="not for its user to promise"):
+        tester.check_merge([])
 
 
 def test_event_time_must_be_declared_as_for_a_flock() -> None:

@@ -17,7 +17,7 @@ from godwit.errors import DefinitionError, HostUnavailable
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.instance import Instance
-from godwit.runtime.merging import BLOCK_ROWS, HOT_ROWS_MIN, Merge, Merging, check_event_time, checked_merge
+from godwit.runtime.merging import BLOCK_ROWS, HOT_ROWS_MIN, Merge, Merging, check_event_time, checked_merge, pane_way
 from godwit.runtime.native import NativeAdapter
 from godwit.runtime.route import Route
 from godwit.runtime.router import merging_of
@@ -25,7 +25,7 @@ from godwit.runtime.spec import OperatorSpec
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.transport.wire import HASH, ROW
-from godwit.windows import EventTumbling
+from godwit.windows import CountTumbling, EventSliding
 
 INPUT = pa.schema([("key", pa.int64()), ("amount", pa.int64()), ("note", pa.string())])
 BOTH: Merge = (("amount", "sum"), ("note", "last"))
@@ -71,7 +71,7 @@ def test_type_without_order_has_a_first_and_a_last_only() -> None:
 
 
 def test_event_time_is_merged_by_min_or_max() -> None:
-    for way in ("min", "max"):
+    for way in ("min", "max", pane_way(5, 0)):
         check_event_time((("at", way),), "at")
     check_event_time((("n", "sum"),), None)
     with pytest.raises(DefinitionError, match="the event time 'at' by 'last'"):
@@ -93,14 +93,43 @@ def test_processor_is_checked_when_it_is_bound() -> None:
         NativeAdapter(Total(), INPUT.remove(2), ["key"])
 
 
-def test_window_cannot_declare_one() -> None:
-    class Merged(EventTumbling):
-        merge = {"at": "max"}
+TIMED = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("amount", pa.int64()), ("note", pa.string())])
 
-    with pytest.raises(DefinitionError, match="a window cannot declare a merge"):
-        NativeAdapter(
-            Merged("1 second", "at", {"n": "count"}), pa.schema([("k", pa.int64()), ("at", pa.timestamp("us"))]), ["k"]
-        )
+
+def window_merge(aggregates: dict[str, Any], **options: Any) -> Merge:
+    given = {"merge": True, "start_time": "1 second", **options}
+    return NativeAdapter(EventSliding("4 seconds", "2 seconds", "at", aggregates, **given), TIMED, ["key"]).merge
+
+
+def test_window_declares_its_merge_by_itself_if_asked() -> None:
+    pane = ("at", "pane of 2000000 us from 1000000")
+    assert window_merge({"total": ("sum", "amount")}) == (pane, ("amount", "sum"), ("note", "last"))
+    assert window_merge({"high": ("max", "amount"), "top": ("max", "amount")})[1] == ("amount", "max")
+    assert window_merge({"total": ("sum", "amount")}, merge=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("aggregates", "said"),
+    [
+        ({"n": "count"}, "'n': count needs every row"),
+        ({"mean": ("avg", "amount")}, "'mean': avg needs every row"),
+        ({"all": ("collect", "note")}, "'all': collect needs every row"),
+        ({"total": ("sum", "amount"), "high": ("max", "amount")}, "column 'amount' has a sum and a max"),
+        ({"first": ("min", "at")}, "'at' is a key or the event time"),
+        ({"keys": ("sum", "key")}, "'key' is a key or the event time"),
+    ],
+)
+def test_window_of_which_every_row_counts_cannot_merge(aggregates: dict[str, Any], said: str) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        window_merge(aggregates)
+
+
+def test_window_takes_no_declaration() -> None:
+    class Counted(CountTumbling):
+        merge = {"at": "max", "amount": "sum", "note": "last"}
+
+    with pytest.raises(DefinitionError, match="a window does not take `merge`"):
+        NativeAdapter(Counted(5, {"n": "count"}), TIMED, ["key"])
 
 
 # -- which rows ------------------------------------------------------------------------------------------------------
@@ -162,6 +191,11 @@ def test_null_keys_and_both_zeros_are_keys() -> None:
     assert found.column("amount").to_pylist() == [100, 70]
 
 
+def test_pane_is_of_a_time() -> None:
+    with pytest.raises(DefinitionError, match="column 'amount' by 'pane of 5 us from 0'"):
+        checked_merge({"amount": pane_way(5, 0)}, INPUT.remove(2), ["key"])
+
+
 def test_rows_that_may_be_late_are_left_to_the_hosts() -> None:
     moments = [dt.datetime(2026, 1, 1, 0, 0, second % 60) for second in range(300)]
     times = pa.array([*moments[:-1], None], pa.timestamp("us"))
@@ -170,6 +204,15 @@ def test_rows_that_may_be_late_are_left_to_the_hosts() -> None:
     found = merging(given, (("at", "max"),), event_time="at", late_us=late_us).merged(given)
     assert found.column("at").to_pylist() == [moments[second] for _ in range(5) for second in range(10)] + [moments[59]]
     assert len(merging(given, (("at", "max"),)).merged(given)) == 1
+
+
+def test_rows_of_different_panes_stay_apart() -> None:
+    moments = [dt.datetime(2026, 1, 1, 0, 0, at // 100, 10_000 * (at % 100)) for at in range(350)]
+    times = pa.array([*moments, None], pa.timestamp("us"))
+    given = block({"key": pa.array([7] * 351, pa.int64()), "at": times, "amount": pa.array([1] * 351)})
+    found = merging(given, (("at", pane_way(1_000_000, 500_000)), ("amount", "sum"))).merged(given)
+    assert found.column("amount").to_pylist() == [*[1] * 50, 100, 100, 100, 1], "fifty are too few to be merged"
+    assert found.column("at").to_pylist()[50:] == [moments[149], moments[249], moments[349], None]
 
 
 # -- what comes of them ----------------------------------------------------------------------------------------------

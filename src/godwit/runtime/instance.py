@@ -227,7 +227,9 @@ class Instance:
         # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
         if begins or unknown or fires:
             work.parts.insert(0, self.mark_part())
-        work.begun = {"merge": self.merge, "late_us": self._late_us(self.times)}
+        # What is behind the watermark may be late, or may not be for this processor: that is told of each row by itself.
+        by_event = self._late_us(self.times) is not None
+        work.begun = {"merge": self.merge, "late_us": self.times.late_ms * 1000 if by_event else None}
         return work
 
     def _admit(self, request: BatchRef, admit: Admit) -> None:

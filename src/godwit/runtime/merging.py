@@ -8,6 +8,7 @@ does to state is the processor's promise; hosts, lanes and ledgers are not known
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -30,6 +31,7 @@ HOT_ROWS_MIN: Final = 64  # fewer rows of a key cost their owner less than mergi
 HOT_PART: Final = 32  # a key is hot with that part of its block: then there are as many at most
 _BUCKETS: Final = 1 << 12  # by the low bits of the routing hash; hot keys stick out however many others share theirs
 _SUM_MAX: Final = 2.0**62  # far enough from overflow that a double can tell
+_PANE: Final = re.compile(r"pane of (\d+) us from (\d+)")
 _DECIMAL_DIGITS_MAX: Final = 32  # sums of a block take six digits more, and Arrow has 38
 
 
@@ -60,7 +62,14 @@ def checked_merge(declared: object, schema: pa.Schema, key_names: Sequence[str])
     return tuple((name, declared[name]) for name in names)
 
 
+def pane_way(pane_us: int, offset_us: int) -> str:
+    """The way of an event time of which windows make panes: only rows of one pane become one, at the newest of their times."""
+    return f"pane of {pane_us} us from {offset_us}"
+
+
 def _check_way(name: str, way: object, kind: pa.DataType) -> None:
+    if isinstance(way, str) and _PANE.fullmatch(way) and pa.types.is_timestamp(kind):
+        return
     if way not in WAYS:
         raise DefinitionError(f"merge: column {name!r} by {way!r}", todo=f"Use one of {', '.join(WAYS)}")
     if way == "sum" and not _can_add(kind):
@@ -75,7 +84,7 @@ def _check_way(name: str, way: object, kind: pa.DataType) -> None:
 def check_event_time(merge: Merge, event_time: str | None) -> None:
     """The event time of a merged row must be one of those it stands for that says how far they went."""
     way = dict(merge).get(event_time or "")
-    if way not in (None, "min", "max"):
+    if way not in (None, "min", "max") and not _PANE.fullmatch(way):
         raise DefinitionError(
             f"merge: the event time {event_time!r} by {way!r}", todo="Use max, or min: the newest or the oldest of them"
         )
@@ -100,7 +109,7 @@ def _has_order(kind: pa.DataType) -> bool:
 class Merging:
     """What a router does with its blocks.
 
-    `late_us`: rows with an event time up to this may be late. Hosts decide that of each by itself, so these stay as they are.
+    `late_us`: rows with an event time up to this may be late. Hosts decide that of each row, so these stay as they are.
     """
 
     def __init__(
@@ -131,14 +140,14 @@ class Merging:
             return []
         at = self._on_time(block, np.flatnonzero(crowded[bucket]))
         # Keys themselves are compared: others may share a hot key's bucket, and even its hash.
-        return [rows for rows in by_key(block, at, self._codec) if len(rows) >= enough]
+        hot = [rows for rows in by_key(block, at, self._codec) if len(rows) >= enough]
+        parts = [part for rows in hot for part in apart(block, rows, self._merge)]
+        return [part for part in parts if len(part) >= HOT_ROWS_MIN]
 
     def _on_time(self, block: pa.RecordBatch, at: Index) -> Index:
         if self._event_time is None or self._late_us is None:
             return at
-        times = block.column(block.schema.get_field_index(self._event_time)).take(at)
-        micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(self._late_us + 1)
-        return at[micros.to_numpy() > self._late_us]
+        return at[_micros(block, self._event_time, at, self._late_us + 1) > self._late_us]
 
 
 def by_key(block: pa.RecordBatch, at: Index, codec: KeyCodec) -> list[Index]:
@@ -146,6 +155,29 @@ def by_key(block: pa.RecordBatch, at: Index, codec: KeyCodec) -> list[Index]:
     keys = block.select(codec.schema.names).take(at)
     rows = group_by_key(keys, at, codec)
     return [at[rows.order[rows.bounds[i] : rows.bounds[i + 1]]] for i in range(len(rows.keys))]
+
+
+def apart(block: pa.RecordBatch, rows: Index, merge: Merge) -> list[Index]:
+    """Which rows of a key may become one: all, or those of each pane."""
+    for name, way in merge:
+        if (found := _PANE.fullmatch(way)) is not None:
+            known = rows[_column(block, name).take(rows).is_valid().to_numpy(zero_copy_only=False)]
+            pane = (_micros(block, name, known, 0) - int(found[2])) // int(found[1])
+            order = np.argsort(pane, kind="stable")
+            bounds = np.flatnonzero(np.diff(pane[order])) + 1
+            return [part for part in np.split(known[order], bounds) if len(part)]
+    return [rows]
+
+
+def _column(block: pa.RecordBatch, name: str) -> pa.Array[Any]:
+    return block.column(block.schema.get_field_index(name))
+
+
+def _micros(block: pa.RecordBatch, name: str, at: Index, unknown_us: int) -> Index:
+    times = _column(block, name).take(at)
+    micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(unknown_us)
+    found: Index = micros.to_numpy(zero_copy_only=False)
+    return found
 
 
 def fold(block: pa.RecordBatch, groups: Sequence[Index], merge: Merge) -> pa.RecordBatch:
@@ -171,7 +203,7 @@ def _values(block: pa.RecordBatch, rows: Index, merge: Merge) -> dict[str, Any] 
     """What becomes of each column; None if a sum has no room in its own, so that these rows had better stay apart."""
     found: dict[str, Any] = {}
     for name, way in merge:
-        column = block.column(block.schema.get_field_index(name)).take(rows).drop_null()
+        column = _column(block, name).take(rows).drop_null()
         if not len(column):
             found[name] = None
         elif way == "sum":
@@ -201,6 +233,6 @@ def _one_of(column: pa.Array[Any], way: str) -> Any:
             return column[len(column) - 1]
         case "min":
             return pc.min(column)
-        case _:
+        case _:  # max, also of the times within a pane
             nan = column.filter(pc.is_nan(column)) if pa.types.is_floating(column.type) else column.slice(0, 0)
             return nan[0] if len(nan) else pc.max(column)

@@ -25,6 +25,8 @@ FUNCTIONS: Final[Mapping[str, type[Aggregate]]] = {
     "collect": Collect,
 }
 
+MERGED: Final = ("sum", "min", "max")
+
 
 def parse_aggregates(aggregates: Mapping[str, AggregateSpec]) -> dict[str, tuple[str, str | None]]:
     """Function and column of each alias, checked as far as possible without the input."""
@@ -42,6 +44,28 @@ def parse_aggregates(aggregates: Mapping[str, AggregateSpec]) -> dict[str, tuple
             raise DefinitionError(f"aggregate {alias!r}: {function} takes one column, not {len(columns)}")
         parsed[alias] = function, columns[0] if columns else None
     return parsed
+
+
+def merge_by(aggregates: Mapping[str, tuple[str, str | None]], columns: Sequence[str]) -> dict[str, str]:
+    """How columns of a pane's rows become one so that the aggregates stay the same; what nobody looks at is that of the last."""
+    ways: dict[str, str] = {}
+    for alias, (function, column) in aggregates.items():
+        if function not in MERGED or column is None:
+            raise DefinitionError(
+                f"aggregate {alias!r}: {function} needs every row, so rows cannot be merged for it",
+                todo=f"Use {', '.join(MERGED)}: a sum over a column of ones counts rows, and a mean is one sum by another",
+            )
+        if column not in columns:
+            raise DefinitionError(
+                f"aggregate {alias!r}: {column!r} is a key or the event time, and a merged row has only one of it",
+                todo="Give the input the same column twice, by two names",
+            )
+        if ways.setdefault(column, function) != function:
+            raise DefinitionError(
+                f"column {column!r} has a {ways[column]} and a {function}, and rows are merged one way only",
+                todo="Give the input the same column twice, by two names",
+            )
+    return {name: ways.get(name, "last") for name in columns}
 
 
 def bind_aggregate(alias: str, function: str, column: str | None, schema: pa.Schema) -> Aggregate:

@@ -14,17 +14,18 @@ Timers that are due at the same watermark have to come in one call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError
+from godwit.runtime.merging import pane_way
 from godwit.runtime.native import States, Timers, values_of
 from godwit.runtime.rows import Index, Outputs, Rows, Times
 from godwit.windows.aggregate import Mask
-from godwit.windows.aggregates import AggregateSpec
+from godwit.windows.aggregates import AggregateSpec, merge_by
 from godwit.windows.durations import Duration, duration_ms
 from godwit.windows.store import PaneStore
 from godwit.windows.window import WINDOW, Window
@@ -40,6 +41,9 @@ class EventSliding(Window):
 
     Rows go by order of arrival within each piece of time that no window divides, and piece by piece in a window: that
     is what `first`, `last` and `collect` see.
+
+    merge: many rows of a hot key may come as one, for sums, minima and maxima; rows are then counted by a sum of ones. Whole
+    numbers come out the same, sums of floats but for their last digits.
     """
 
     keeps_new = False  # a key that brought only late rows leaves nothing behind
@@ -52,8 +56,11 @@ class EventSliding(Window):
         aggregates: Mapping[str, AggregateSpec],
         allowed_lateness: Duration = "0 seconds",
         start_time: Duration = "0 seconds",
+        *,
+        merge: bool = False,
     ) -> None:
         super().__init__(aggregates)
+        self.merges = merge
         size_ms, slide_ms = duration_ms(size, "size"), duration_ms(slide, "slide")
         lateness_ms = duration_ms(allowed_lateness, "allowed_lateness", zero_allowed=True)
         if slide_ms > size_ms:
@@ -99,6 +106,13 @@ class EventSliding(Window):
 
     def open(self) -> None:
         self._store = PaneStore(self.panes.fields, self._pane, self._slots, var=1)
+
+    def bind(self, input_schema: pa.Schema, key_names: Sequence[str]) -> pa.Schema:
+        output = super().bind(input_schema, key_names)
+        if self.merges:
+            others = [name for name in input_schema.names if name not in (*key_names, self.time_column)]
+            self.merge = merge_by(self._specs, others) | {self.time_column: pane_way(self._pane, self._offset)}
+        return output
 
     def _declare(self, input_schema: pa.Schema) -> None:
         slots = PaneStore.value_fields(self.panes.fields, self._slots)
@@ -204,8 +218,10 @@ class EventTumbling(EventSliding):
         aggregates: Mapping[str, AggregateSpec],
         allowed_lateness: Duration = "0 seconds",
         start_time: Duration = "0 seconds",
+        *,
+        merge: bool = False,
     ) -> None:
-        super().__init__(size, size, time_column, aggregates, allowed_lateness, start_time)
+        super().__init__(size, size, time_column, aggregates, allowed_lateness, start_time, merge=merge)
 
 
 def _pending(state: States) -> Index:

@@ -22,6 +22,8 @@ class Window(Processor):
     """A processor that puts a key's rows into windows and gives one row for each window."""
 
     panes: Panes
+    merges: bool = False
+    """Whether many rows of a hot key may come as one."""
 
     def __init__(self, aggregates: Mapping[str, AggregateSpec]) -> None:
         self._specs = parse_aggregates(aggregates)
@@ -34,9 +36,10 @@ class Window(Processor):
                 f"the output would have two columns {twice[0]!r}",
                 todo=f"It has {', '.join(names)}: rename one",
             )
-        if self.merge:
+        if self.merge and not self.merges:
             raise DefinitionError(
-                "a window cannot declare a merge: it counts and times every row", todo="Leave `merge` out"
+                "a window does not take `merge`: it tells by itself how rows become one",
+                todo="Leave it out; windows of event time have an argument merge=True",
             )
         self.panes = Panes([bind_aggregate(alias, *spec, input_schema) for alias, spec in self._specs.items()])
         self._declare(input_schema)
