@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import godwit
+from godwit.errors import NotReplayable
 from godwit.runtime.merging import BLOCK_ROWS, Merge
 from tests.integration.nest import HASHED, Nest, operator_of, route_hash
 
@@ -98,6 +99,8 @@ def test_host_of_the_hot_key_is_killed_in_mid_batch(nest: Nest) -> None:
     first = list(nest.run(0, "0", killing(), merge=MERGE))
     assert last_totals(first) == truth()
     assert list(nest.run(0, "0", fed(7_777), merge=MERGE)) == first, "read again, and cut otherwise"
+    with pytest.raises(NotReplayable, match=f"had {ROWS} rows before"):
+        list(nest.run(0, "0", (batch.slice(0, 3 * BLOCK_ROWS) for batch in fed(ROWS)), merge=MERGE))
     assert nest.state(committed_batch=0) == truth()
     assert applied(nest) < 0.11 * ROWS
 

@@ -283,6 +283,8 @@ def test_batch_is_merged_as_it_was_begun() -> None:
     assert uses((), mine) == BOTH, "and one after it was"
     assert uses(BOTH, other, mine) == (("amount", "max"), ("note", "last"))
     assert uses((), {}, {"merge": []}) == ()
+    with pytest.raises(DefinitionError, match="'gone' is not in the input"):
+        uses((), {"merge": [["gone", "sum"]]})
 
 
 def test_without_a_host_that_tells_the_task_is_tried_again() -> None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from godwit.errors import GodwitError, HostUnavailable, NullKey
 from godwit.runtime.lanes import Window, windows
 from godwit.runtime.link_pieces import Piece
-from godwit.runtime.merging import BLOCK_ROWS, Merging
+from godwit.runtime.merging import BLOCK_ROWS, Merging, checked_merge
 from godwit.runtime.pace import Pace
 from godwit.runtime.route import Route, Task
 from godwit.runtime.router_links import Links
@@ -162,6 +162,8 @@ def merging_of(route: Route, schema: pa.Schema, begun: Sequence[Mapping[str, Any
         )
     told = [merge_of(each.get("merge")) for each in begun]
     merge = next((each for each in told if each != route.merge), route.merge)
+    if merge != route.merge:
+        checked_merge(dict(merge), schema, route.key_names)  # the input may be another one, too
     late_us = max((each["late_us"] for each in begun if each.get("late_us") is not None), default=None)
     return Merging(merge, schema, route.key_names, route.event_time, late_us) if merge else None
 
