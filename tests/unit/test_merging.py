@@ -74,6 +74,11 @@ def test_event_time_is_merged_by_min_or_max() -> None:
     for way in ("min", "max", pane_way(5, 0)):
         check_event_time((("at", way),), "at")
     check_event_time((("n", "sum"),), None)
+    check_event_time((("at", pane_way(5, 0)),), "at", lateness_ms=10)
+    with pytest.raises(
+        DefinitionError, match="rows behind the watermark are not merged, and this processor takes them"
+    ):
+        check_event_time((("at", "max"),), "at", lateness_ms=10)
     with pytest.raises(DefinitionError, match="the event time 'at' by 'last'"):
         check_event_time((("at", "last"),), "at")
 

@@ -81,10 +81,17 @@ def _check_way(name: str, way: object, kind: pa.DataType) -> None:
         raise DefinitionError(f"merge: column {name!r} is {kind}, which has no {way}", todo="Use first or last")
 
 
-def check_event_time(merge: Merge, event_time: str | None) -> None:
+def check_event_time(merge: Merge, event_time: str | None, lateness_ms: int = 0) -> None:
     """The event time of a merged row must be one of those it stands for that says how far they went."""
     way = dict(merge).get(event_time or "")
-    if way not in (None, "min", "max") and not _PANE.fullmatch(way):
+    if way is None or _PANE.fullmatch(way):
+        return
+    if lateness_ms:
+        raise DefinitionError(
+            "rows behind the watermark are not merged, and this processor takes them: merged ones would overtake them",
+            todo="Leave allowed_lateness_ms at 0, or declare no merge",
+        )
+    if way not in ("min", "max"):
         raise DefinitionError(
             f"merge: the event time {event_time!r} by {way!r}", todo="Use max, or min: the newest or the oldest of them"
         )
@@ -140,7 +147,7 @@ class Merging:
             return []
         at = self._on_time(block, np.flatnonzero(crowded[bucket]))
         # Keys themselves are compared: others may share a hot key's bucket, and even its hash.
-        hot = [rows for rows in by_key(block, at, self._codec) if len(rows) >= enough]
+        hot = by_key(block, at, self._codec, enough)
         parts = [part for rows in hot for part in apart(block, rows, self._merge)]
         return [part for part in parts if len(part) >= HOT_ROWS_MIN]
 
@@ -150,11 +157,12 @@ class Merging:
         return at[_micros(block, self._event_time, at, self._late_us + 1) > self._late_us]
 
 
-def by_key(block: pa.RecordBatch, at: Index, codec: KeyCodec) -> list[Index]:
-    """The rows of each key among these, in order."""
+def by_key(block: pa.RecordBatch, at: Index, codec: KeyCodec, rows_min: int = 1) -> list[Index]:
+    """Among these rows, those of each key that has so many, in order."""
     keys = block.select(codec.schema.names).take(at)
     rows = group_by_key(keys, at, codec)
-    return [at[rows.order[rows.bounds[i] : rows.bounds[i + 1]]] for i in range(len(rows.keys))]
+    many = np.flatnonzero(rows.counts >= rows_min).tolist()
+    return [at[rows.order[rows.bounds[i] : rows.bounds[i + 1]]] for i in many]
 
 
 def apart(block: pa.RecordBatch, rows: Index, merge: Merge) -> list[Index]:

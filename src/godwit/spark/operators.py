@@ -317,7 +317,7 @@ def _merge(definition: Definition, adapter: Any, event_time: str | None) -> Merg
             )
         return ()
     merge: Merge = adapter.merge
-    check_event_time(merge, event_time)
+    check_event_time(merge, event_time, definition.processor.allowed_lateness_ms)
     if merge and "lane" in definition.given:
         raise DefinitionError(
             "rows cannot be merged where lane and sequence columns tell them apart: when the batch is read again it may be cut "

@@ -73,7 +73,7 @@ class Tester:
         if isinstance(processor, Processor):
             native = NativeAdapter(processor, self._schema, names)
             flavour, adapter, self._merge = "native", native, native.merge
-            check_event_time(self._merge, eventTime)
+            check_event_time(self._merge, eventTime, processor.allowed_lateness_ms)
         else:
             if output is None:
                 raise DefinitionError("the output schema of a StatefulProcessor must be given")
