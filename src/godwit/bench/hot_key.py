@@ -102,7 +102,7 @@ def _run(spark: SparkSession, asked: HotKey, merges: bool, watch: Watch) -> dict
         watch.phase("checking")
         counts = [(row.key, row.n) for row in flock.state(NAME).select("key", "state.n").collect()]
         applied = flock.status()["operators"][NAME]["rows"]
-    sent = committed(checkpoint) * size.batch_rows
+        sent = committed(checkpoint) * size.batch_rows
     return {
         **rates(batches, size.batch_rows),
         "applied_share": round(applied / sent, 4),
