@@ -69,6 +69,7 @@ class FailingOnce:
             raise RuntimeError("the sink has no room")
 
 
+@pytest.mark.long
 def test_hot_key_is_exact_and_its_owner_applies_few_rows(
     spark: SparkSession, flock: godwit.Flock, tmp_path: Path
 ) -> None:
