@@ -131,6 +131,8 @@ class Controller:
 
     def _action_failed(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._changed:
+            if 0 < request["generation"] < self._generation(request["host"]):
+                return {}  # of a process that was given up, and has a successor
             self._failures[request["host"]] = from_json(request["error"])
             self._changed.notify_all()
         return {}

@@ -29,6 +29,7 @@ from godwit.runtime.backup_keeping import Keeping
 from godwit.runtime.backup_records import Records
 from godwit.runtime.backup_restore import restored
 from godwit.runtime.backups import Backup, no_backup
+from godwit.runtime.beats import Heart
 from godwit.runtime.exchange import Exchange, replaced
 from godwit.runtime.leases import (
     Lease,
@@ -73,6 +74,7 @@ class HostConfig:
     routing: Routing | None = None
     # Whether another host keeps all that this one writes, for the loss of a disk.
     backup: bool = False
+    beats: str = ""  # where heartbeats go; empty: nobody listens
 
 
 class Host:
@@ -84,6 +86,7 @@ class Host:
         self._fatal: GodwitError | None = None
         self._watch = Watch(self._give_up)
         self._controller = Client(config.controller, config.token)
+        self.generation = 0  # until its log is open
         self.started_s = time.monotonic()
         self.load_s = 0.0
 
@@ -105,6 +108,7 @@ class Host:
         self._seats.define_all(self._controller.call("definitions"))
         service = self._service()
         self._upkeep = Upkeep(self.log, self._seats.settled)
+        heart = Heart(self.config.beats, self.config.token, self.config.incarnation, self.config.host, self.generation)
         self._watch.start()
         self._upkeep.start()
         try:
@@ -113,6 +117,7 @@ class Host:
             self._announce(f"{reachable(self.config.bind, self.config.controller)}:{service.port}")
             if self._backup is not None:
                 self._backup.start()
+            heart.start()
             self._serve()
         finally:
             self._stop.set()
@@ -124,6 +129,7 @@ class Host:
             self._upkeep.stop()
             self._watch.stop()
             self._release()
+            heart.stop()
             if not clean:
                 os._exit(0)  # a stream is still open: only the end of the process frees its port
 

@@ -93,7 +93,8 @@ class Link:
         task, request = self._task, self._task.request
         self._lease = lease
         self._stream = Stream(
-            lease.address,
+            self._directory,
+            lease,
             self._route.token,
             self._schema,
             operator=self._route.operator,

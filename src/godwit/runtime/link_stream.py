@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import queue
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from godwit.runtime.leases import Lease
 from godwit.runtime.link_pieces import Finish, Piece
+from godwit.runtime.waits import WAITS
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client, wrong_token
 
+CONNECT_S = 2.0  # nothing can cancel it, and a host that was stopped may have a successor soon
 ENDED_S = 1.0  # within which the reading thread has seen the end of a stream that can no longer be written
 
 
 class Stream:
-    def __init__(self, address: str, token: str, schema: pa.Schema, **header: Any) -> None:
-        self._address = address
-        self._client = Client(address, token)
+    """`directory` is the host's: there it is told when this generation is over, should the stream not show it."""
+
+    def __init__(self, directory: Path, lease: Lease, token: str, schema: pa.Schema, **header: Any) -> None:
+        self._directory, self._lease = directory, lease
+        self._address = address = lease.address
+        self._client = Client(address, token, CONNECT_S)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
             self._writer, self._reader = self._client.exchange(**header)
-            self._writer.begin(schema)
+            with self._waiting():
+                self._writer.begin(schema)
         except flight.FlightUnauthenticatedError as error:
             self._client.close()
             raise wrong_token(address) from error
@@ -37,6 +45,9 @@ class Stream:
             raise
         self._draining = threading.Thread(target=self._drain, name=f"godwit-stream-{address}", daemon=True)
         self._draining.start()
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return WAITS.over(self._directory, self._lease, self._reader.cancel)
 
     def _drain(self) -> None:
         while True:
@@ -48,7 +59,8 @@ class Stream:
             self._inbox.put(message)
 
     def read(self, kind: str) -> tuple[dict[str, Any], pa.RecordBatch | None]:
-        message = self._inbox.get()
+        with self._waiting():
+            message = self._inbox.get()
         if isinstance(message, BaseException):
             self._inbox.put(message)  # it stays ended
             if isinstance(message, flight.FlightUnauthenticatedError):
@@ -59,10 +71,11 @@ class Stream:
     def write(self, message: Piece | Finish, seen: int) -> None:
         note = message.note(seen)
         try:
-            if isinstance(message, Piece):
-                self._writer.write_with_metadata(message.batch, note)
-            else:
-                self._writer.write_metadata(note)
+            with self._waiting():  # a host that does not read lets nobody write
+                if isinstance(message, Piece):
+                    self._writer.write_with_metadata(message.batch, note)
+                else:
+                    self._writer.write_metadata(note)
         except pa.ArrowInvalid as error:  # what Arrow calls a stream that the host has ended, but bad data too
             self._draining.join(ENDED_S)
             if self._draining.is_alive():
@@ -70,8 +83,9 @@ class Stream:
             raise flight.FlightUnavailableError("the host has ended the stream") from error
 
     def close(self) -> None:
-        """All has been said and answered."""
-        self._close_writer()
+        """All has been said and answered. The host has to say good-bye too."""
+        with self._waiting():
+            self._close_writer()
         self._client.close()
 
     def hang_up(self) -> None:

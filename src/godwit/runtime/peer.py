@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +20,14 @@ from godwit.errors import GodwitError, from_json
 from godwit.migration.events import Declined, Event, Missing, Offered, Prepared, Served, Wanted
 from godwit.migration.origin import PROTOCOLS
 from godwit.runtime import parcels
-from godwit.runtime.leases import check_owner, host_directory, read_lease
+from godwit.runtime.leases import Lease, check_owner, host_directory, read_lease
 from godwit.runtime.orders import Order, Port
+from godwit.runtime.waits import WAITS
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client
 
 RETRY_S = 0.02
+CONNECT_S = 2.0  # as for routers: it may be stopped, and have a successor soon
 PACE_S = 0.005  # of sending owed to a bandwidth limit before a pause is worth its while
 
 GONE_PEER = (*GONE, pa.ArrowInvalid)
@@ -94,12 +97,13 @@ class Peer:
 
     def connect(self) -> bool:
         """To whichever generation of the target serves; False after a short while if none does."""
-        lease = read_lease(host_directory(self._port.checkpoint, self._order.target))
+        directory = host_directory(self._port.checkpoint, self._order.target)
+        lease = read_lease(directory)
         if lease is None or lease.incarnation != self._port.incarnation:
             check_owner(self._port.checkpoint, self._port.incarnation)
             self.idle.wait(RETRY_S)
             return False
-        self._client = Client(lease.address, self._port.token)
+        self._client = Client(lease.address, self._port.token, CONNECT_S)
         self.connection += 1
         try:
             self._writer, reader = self._client.exchange(
@@ -108,15 +112,16 @@ class Peer:
                 origin=self._port.host,
                 kept=PROTOCOLS[self._order.protocol].kept,
             )
-            self._writer.begin(parcels.SCHEMA)
-            parcels.write(self._writer, "hello")
-            wire.unpack(reader.read_chunk().app_metadata, "hello")
+            with WAITS.over(directory, lease, reader.cancel):
+                self._writer.begin(parcels.SCHEMA)
+                parcels.write(self._writer, "hello")
+                wire.unpack(reader.read_chunk().app_metadata, "hello")
         except GONE_PEER:
             self.disconnect()
             self.idle.wait(RETRY_S)
             return False
         threading.Thread(
-            target=self._listen, args=(reader, self.connection), name="godwit-mover-in", daemon=True
+            target=self._listen, args=(reader, self.connection, directory, lease), name="godwit-mover-in", daemon=True
         ).start()
         return True
 
@@ -137,12 +142,13 @@ class Peer:
                 kept.append(item)
         return kept
 
-    def _listen(self, reader: Any, connection: int) -> None:
+    def _listen(self, reader: Any, connection: int, directory: Path, lease: Lease) -> None:
         """The target's answers as events; the end of the stream is one too."""
         try:
-            while True:
-                note = wire.unpack(reader.read_chunk().app_metadata)
-                self._line.put(HEARD[note["kind"]](note))
+            with WAITS.over(directory, lease, reader.cancel):  # writing waits for the same stream
+                while True:
+                    note = wire.unpack(reader.read_chunk().app_metadata)
+                    self._line.put(HEARD[note["kind"]](note))
         except (GodwitError, *GONE_PEER) as error:
             self._line.put(Broken(error, connection))
 

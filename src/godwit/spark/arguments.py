@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from godwit.control.heartbeats import TICK_S
 from godwit.errors import DefinitionError, NotEnoughSlots
 
+SILENT_S_MIN = 0.5  # a beat that comes late and one that is lost are no silence
 EXECUTORS_TIMEOUT_S = 30.0  # as long as Spark itself waits for executors before it schedules without them
 
 
@@ -35,6 +38,16 @@ def check_arguments(
     if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token.strip()):
         raise DefinitionError(
             "the token cannot be sent", todo="Give printable ASCII text that is not empty, or leave it out"
+        )
+
+
+def check_silence(silent_s: Any) -> None:
+    if silent_s is None:
+        return
+    if isinstance(silent_s, bool) or not isinstance(silent_s, (int, float)) or not SILENT_S_MIN <= silent_s < math.inf:
+        raise DefinitionError(
+            f"silent_s={silent_s!r} is not possible",
+            todo=f"Give seconds from {SILENT_S_MIN} up, or None to leave it to Spark: hosts beat every {TICK_S} s",
         )
 
 

@@ -29,19 +29,20 @@ from godwit.runtime.router import Router
 from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.spark import timers
 from godwit.spark.admission import Admission, Binding
-from godwit.spark.arguments import check_arguments, check_session, check_slots, key_names, source_count
+from godwit.spark.arguments import check_arguments, check_session, check_silence, check_slots, key_names, source_count
 from godwit.spark.carrying import Carrier
 from godwit.spark.copying import Copier, restore
 from godwit.spark.disks import Disks, checked_disks
 from godwit.spark.elasticity import Autoscaler, RulesGiven, checked_asked
 from godwit.spark.history import History
 from godwit.spark.home import Home, checked_path
-from godwit.spark.hosting import HostJob, Hosts
+from godwit.spark.hosting import TASK_ENDED, HostJob, Hosts
 from godwit.spark.initial import by_owner, initial_rows
 from godwit.spark.keeping import Keepers
 from godwit.spark.measuring import Measuring
 from godwit.spark.membership import Membership
 from godwit.spark.migrations import Migration
+from godwit.spark.noticing import Noticing
 from godwit.spark.operators import (
     INITIAL_BATCH,
     Definition,
@@ -99,6 +100,9 @@ class Flock:
     recovery: what happens when a host is lost. "storage": it is started again from its changelog. "parallel": the other hosts
         take over its keys at once, each a part, and a new host joins in its place. Copies of a standby take over in any case.
     start_from: a copy that `checkpoint()` has made; the checkpoint must be new then.
+    silent_s: how long nothing may be heard of a host before it is taken for lost though its task has not ended: a process that
+        is stopped or hangs, a machine that is gone. At least 0.5; longer for processors that hold Python's lock for seconds;
+        None leaves it to Spark. A host that was slow lately is given more time by itself.
     wait_s: how long a task waits for a host that is down before it fails.
     onGap: "error" refuses a start when Spark ran batches that this state has not seen, "accept" takes it.
     """
@@ -121,9 +125,11 @@ class Flock:
         disks: Sequence[str | os.PathLike[str]] | None = None,
         backup: bool = False,
         start_from: str | os.PathLike[str] | None = None,
+        silent_s: float | None = 1.0,
     ) -> None:
         check_arguments(hosts, durability, groups, onGap, token, recovery, backup)
         on_disks = checked_disks(disks)
+        check_silence(silent_s)
         check_session(spark)
         check_slots(spark, hosts)
         self._spark = spark
@@ -154,6 +160,7 @@ class Flock:
         self._keepers = Keepers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
         self._hosts = Hosts(self._job, self._controller, self._settings.token)
         self._history = History(self._home.path)
+        self._noticing = Noticing(bind, self._settings.token, self._incarnation, silent_s, self._hosts, self._history)
         self._owners = Owners(self._home, self._hosts, self._history)
         self._members = Membership(
             self._home, self._hosts, self._owners, self._history, partial(check_slots, spark), self._stop_queries
@@ -178,6 +185,7 @@ class Flock:
         atexit.register(self.close)
         try:
             write_owner(str(self._home.path), self._incarnation)
+            self._noticing.start()
             self._members.open()
             if len(self._home.roster()) != hosts:
                 self._changes.scale(hosts, {"protocol": "pause"})
@@ -206,13 +214,16 @@ class Flock:
             self._incarnation,
             None if "GODWIT_TEST_NO_OWNERSHIP" in os.environ else self._home.routing,  # what ownership costs at rest
             settings.backup,
+            self._noticing.address,
         )
-        return HostJob(self._spark.sparkContext, self._home.flock, config, self._controller, self._lost)
+        context, forget = self._spark.sparkContext, self._noticing.forget
+        return HostJob(context, self._home.flock, config, self._controller, self._lost, forget)
 
-    def _lost(self, host: str) -> bool:
+    def _lost(self, host: str, noticed: str = TASK_ENDED) -> bool:
+        self._noticing.forget(host)  # Spark may have started it again by itself, and the job goes on
         with suppress(CheckpointUnusable):  # if no disk is left, the host says so when it is started
             self._disks.place(host)
-        return self._rescuer.lost(host)
+        return self._rescuer.lost(host, noticed)
 
     def _keeper_of(self, host: str) -> str | None:
         return self._keepers.keeper_of(host)
@@ -229,6 +240,7 @@ class Flock:
         atexit.unregister(self.close)
         if self._autoscaler is not None:
             self._autoscaler.stop()
+        self._noticing.stop()
         self._stop_queries()
         self._hosts.close()
         self._changes.wait_ended(5.0)

@@ -22,6 +22,7 @@ START_TIMEOUT_S = 120.0
 TAKEOVER_S = 600.0  # others may have much to read
 ASK_AGAIN_S = 1.0  # a host that only could not be reached for a moment registers no new generation
 PAUSE_S_MAX = 5.0
+TASK_ENDED = "its task ended"
 FAILURES_MAX = 3  # starts in a row that never came to serving: then something is wrong that a restart does not mend
 
 
@@ -33,9 +34,17 @@ def serve(config: HostConfig) -> None:
             host.run()
     except Exception as error:
         told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
-        write_failure(host_directory(config.checkpoint, config.host), told.at(host=config.host))
-        _tell(config, told)
+        _leave_word(config, told, host.generation)
         raise
+
+
+def _leave_word(config: HostConfig, error: GodwitError, generation: int) -> None:
+    """Unless it is of a process that was given up: then it would be taken for the word of its successor."""
+    directory = host_directory(config.checkpoint, config.host)
+    lease = read_lease(directory)
+    if lease is None or not 0 < generation < lease.generation:
+        write_failure(directory, error.at(host=config.host))
+    _tell(config, error, generation)
 
 
 def _taken_over(config: HostConfig) -> bool:
@@ -50,10 +59,10 @@ def _taken_over(config: HostConfig) -> bool:
         client.close()
 
 
-def _tell(config: HostConfig, error: GodwitError) -> None:
+def _tell(config: HostConfig, error: GodwitError, generation: int) -> None:
     client = Client(config.controller, config.token)
     try:
-        client.call("failed", timeout_s=5.0, host=config.host, error=error.to_json())
+        client.call("failed", timeout_s=5.0, host=config.host, generation=generation, error=error.to_json())
     except HostUnavailable:
         return  # the driver is gone; the executor's log has the error
     finally:
@@ -69,18 +78,26 @@ class HostJob:
         flock: str,
         config: HostConfig,
         controller: Controller,
-        lost: Callable[[str], bool],
+        lost: Callable[[str, str], bool],
+        forget: Callable[[str], None],
     ) -> None:
+        """`lost`: it has ended, and so it was noticed; whether others own its keys now. `forget`: its silence says nothing."""
         self.config = config
         self._lost = lost
+        self._forget = forget
         self.restarts = 0
         self.gave_up = False
         self.last_end = ""
         self._context = context
         self._controller = controller
-        self._group = f"godwit-{flock}-{config.host}"
+        self._name = f"godwit-{flock}-{config.host}"
+        self._group = (
+            ""  # of the job that runs: one each, so that a job is never ended for the silence of the one before
+        )
+        self._ended = 0  # the newest generation whose job has ended
+        self._noticed = TASK_ENDED
         self._stopping = threading.Event()
-        self._thread = InheritableThread(target=self._keep_running, daemon=True, name=self._group)
+        self._thread = InheritableThread(target=self._keep_running, daemon=True, name=self._name)
 
     def start(self) -> None:
         self._thread.start()
@@ -89,8 +106,12 @@ class HostJob:
         failures = 0
         while not self._stopping.is_set():
             before = self._generation()
+            self._noticed = TASK_ENDED
             self._run_once()
-            if self._generation() > before and not self._stopping.is_set() and self._lost(self.config.host):
+            self._ended = self._generation()
+            self._forget(self.config.host)
+            served = self._generation() > before and not self._stopping.is_set()
+            if served and self._lost(self.config.host, self._noticed):
                 return
             failures = 0 if self._generation() > before else failures + 1
             if (failures > FAILURES_MAX and not self._may_mend()) or self._replaced():
@@ -123,15 +144,27 @@ class HostJob:
             serve(config)
             return ()
 
-        self._context.setJobGroup(self._group, f"godwit {config.host}", interruptOnCancel=True)
+        self._group = f"{self._name}-{self.restarts}"
+        # Not interrupted: Spark's thread would not heed it, but spin. Spark ends the process itself when 2 to 4 s have passed.
+        self._context.setJobGroup(self._group, f"godwit {config.host}", interruptOnCancel=False)
         try:
             self._context.parallelize([0], 1).mapPartitions(task).collect()
         except Exception as error:  # noqa: BLE001 a host that died is started again, whatever killed it
             self.last_end = str(error).splitlines()[0]
 
+    def serves(self, generation: int) -> bool:
+        """Whether this is what runs, and is meant to."""
+        return not self._stopping.is_set() and self._ended < generation == self._generation()
+
+    def end(self, noticed: str) -> None:
+        """It was noticed that it is lost, though its task has not ended. The job has when this returns; the process may not."""
+        self._noticed = noticed
+        self._context.cancelJobGroup(self._group)
+
     def stop(self) -> None:
         """From now on the end of the host is not a reason to start it again."""
         self._stopping.set()
+        self._forget(self.config.host)
 
     def join(self, timeout_s: float) -> bool:
         if self._thread.ident is None:
@@ -197,6 +230,20 @@ class Hosts:
                 job.clear_up()
             self._controller.forget(job.config.host)
 
+    def serves(self, name: str, generation: int) -> bool:
+        job = self._job(name)
+        return job is not None and not self.closing.is_set() and job.serves(generation)
+
+    def end(self, name: str, generation: int, noticed: str) -> None:
+        """Its task does not end by itself."""
+        job = self._job(name)
+        if job is not None and job.serves(generation):
+            job.end(noticed)
+
+    def _job(self, name: str) -> HostJob | None:
+        with self._lock:
+            return self._jobs.get(name)
+
     def part_from(self, name: str) -> None:
         """It was lost, and is not started again."""
         with self._lock:
@@ -253,8 +300,7 @@ class Hosts:
             )
 
     def _check_may_return(self, host: str) -> None:
-        with self._lock:
-            job = self._jobs.get(host)
+        job = self._job(host)
         if job is None or job.gave_up:
             failure = self._controller.failure(host)
             raise failure or HostUnavailable(f"{host} has ended and is not started again", host=host)

@@ -1,7 +1,8 @@
 """What happens when a host is lost: others take over its keys at once, or it is started again from its changelog.
 
-That it is lost is Spark's word: its task has ended. Whoever that was wrong about is fenced before anything else is done. Taking
-over is never the only way: whatever stands against it, or goes wrong before the will is written, starts the host again.
+That it is lost is Spark's word: its task has ended, by itself or because nothing was heard of the host any more. It may run all
+the same, so it is fenced before anything else is done. Taking over is never the only way: whatever stands against it, or goes
+wrong before the will is written, starts the host again.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Rescuer:
         self._quarantined: dict[str, str] = {}
         self._one_at_a_time = threading.Lock()
 
-    def lost(self, host: str) -> bool:
-        """Whether its keys have other owners now; if not, it is to be started again."""
+    def lost(self, host: str, noticed: str) -> bool:
+        """Whether its keys have other owners now; if not, it is to be started again. `noticed`: how."""
         with self._one_at_a_time:
             if self._hosts.closing.is_set():
                 return False
@@ -74,10 +75,10 @@ class Rescuer:
                 except GodwitError as error:
                     reason = str(error)
             if reason:
-                self._history.add("lost", host=host, recovery="storage", reason=reason)
+                self._history.add("lost", host=host, noticed=noticed, recovery="storage", reason=reason)
                 self._hosts.closing.wait(self._losses.pause_s)
                 return False
-            self._follow(host, told, began_s)
+            self._follow(host, noticed, told, began_s)
         return True
 
     def quarantined(self) -> dict[str, str]:
@@ -112,19 +113,19 @@ class Rescuer:
             raise HostUnavailable("it owned nothing", host=host)
         return rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
 
-    def _follow(self, host: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
+    def _follow(self, host: str, noticed: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
         """Tables, roster and history after the fact, which nothing takes back: again until there is room for them."""
         before = len(self._members.hosts())
         while True:
             try:
-                self._write_down(host, told, began_s)
+                self._write_down(host, noticed, told, began_s)
                 break
             except GodwitError:
                 if self._hosts.closing.wait(AGAIN_S):
                     return
         threading.Thread(target=self._replace, args=(before,), name="godwit-replace", daemon=True).start()
 
-    def _write_down(self, host: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
+    def _write_down(self, host: str, noticed: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
         for heir, answer in told.items():
             for operator, epochs in answer["served"].items():
                 self._owners.moved(operator, epochs, heir)
@@ -135,7 +136,7 @@ class Rescuer:
         self._members.lost(host)
         figures = {heir: {name: answer[name] for name in ("bytes", "by_copies")} for heir, answer in told.items()}
         took_s = round(time.monotonic() - began_s, 3)
-        self._history.add("lost", host=host, recovery="taken over", heirs=figures, took_s=took_s)
+        self._history.add("lost", host=host, noticed=noticed, recovery="taken over", heirs=figures, took_s=took_s)
         if self._losses.flaps(host):
             self._quarantined[host] = f"lost {self._losses.of(host)} times within {WINDOW_S:.0f} s"
             self._history.add("quarantined", host=host, reason=self._quarantined[host])

@@ -20,6 +20,7 @@ Action = Callable[[dict[str, Any]], dict[str, Any] | bytes]
 Fetch = Callable[[dict[str, Any]], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
 Exchange = Callable[[dict[str, Any], Any, Any], None]
 
+CONNECT_S = 20.0  # gRPC's own
 GONE = (
     flight.FlightUnavailableError,
     flight.FlightInternalError,
@@ -110,11 +111,12 @@ def _result(result: dict[str, Any] | bytes) -> bytes:
 
 
 class Client:
-    """A connection to one service."""
+    """A connection to one service. `connect_s`: how long a process may take to answer that listens but may be stopped."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, connect_s: float = CONNECT_S) -> None:
         self.address = address
-        self._client = flight.connect(f"grpc+tcp://{address}")
+        options: Any = [("grpc.min_reconnect_backoff_ms", int(connect_s * 1000))]  # the name of it is misleading
+        self._client = flight.connect(f"grpc+tcp://{address}", generic_options=options)
         self._headers: Any = [(b"authorization", f"Bearer {token}".encode())]  # gRPC wants bytes
 
     def call(self, action: str, timeout_s: float = 30.0, **fields: Any) -> dict[str, Any]:

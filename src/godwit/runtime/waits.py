@@ -1,0 +1,72 @@
+"""Ends waits for a host that will never answer: one that was lost though its connections never broke.
+
+A process that is stopped, or a machine that vanishes, leaves its streams open. Whether the host is lost is not decided here:
+whoever waits goes on waiting until the host's lease is another's or gone, which is so when the lost host has a successor or
+heirs. Only who has waited for a while asks, so nothing is read while answers come.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from godwit.runtime.leases import Lease, read_lease
+
+ASK_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    directory: Path
+    lease: Lease
+    cancel: Callable[[], None]
+    since_s: float
+
+
+class Waits:
+    """One thread for all that wait in a process; it begins with the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: dict[int, _Wait] = {}  # by thread
+        self._asking: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, directory: Path, lease: Lease, cancel: Callable[[], None]) -> Iterator[None]:
+        """What is done in here waits for the host of this lease; `cancel`, called by another thread, ends it."""
+        me = threading.get_ident()
+        wait = _Wait(directory, lease, cancel, time.monotonic())
+        with self._lock:
+            self._waits[me] = wait
+            if self._asking is None:
+                self._asking = threading.Thread(target=self._run, name="godwit-waits", daemon=True)
+                self._asking.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._waits[me]
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(ASK_S):
+            now_s = time.monotonic()
+            with self._lock:
+                long = [wait for wait in self._waits.values() if now_s - wait.since_s > ASK_S]
+            for wait in long:
+                if _in_vain(wait):
+                    wait.cancel()
+
+
+def _in_vain(wait: _Wait) -> bool:
+    with suppress(OSError):  # what cannot be read now is asked for again
+        return read_lease(wait.directory) != wait.lease
+    return False
+
+
+WAITS: Final = Waits()
