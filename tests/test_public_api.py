@@ -33,6 +33,7 @@ FLOCK = [
     ("wait_s", KEYWORD, 60.0),
     ("recovery", KEYWORD, "storage"),
     ("start_from", KEYWORD, None),
+    ("silent_s", KEYWORD, 1.0),
 ]
 STATEFUL = [
     ("frame", POSITIONAL, REQUIRED),

@@ -125,7 +125,7 @@ def test_restart_really_stops_the_query_and_the_hosts(spark: SparkSession, tmp_p
 
 
 def test_requests_for_other_keys_go_on_and_for_the_same_keys_wait(spark: SparkSession, tmp_path: Path) -> None:
-    with staged(spark, tmp_path, work=3_000, hosts=3) as stage:
+    with staged(spark, tmp_path, work=3_000, hosts=3, silent_s=None) as stage:
         flock = stage.flock
         stage.start()
         drain(stage.query)
@@ -145,7 +145,7 @@ def test_requests_for_other_keys_go_on_and_for_the_same_keys_wait(spark: SparkSe
 
 
 def test_aborted_move_stays_and_one_in_line_never_begins(spark: SparkSession, tmp_path: Path) -> None:
-    with staged(spark, tmp_path, work=3_000) as stage:
+    with staged(spark, tmp_path, work=3_000, silent_s=None) as stage:
         stage.start()
         drain(stage.query)
         with frozen(stage.flock, "host-1"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from godwit.control.heartbeats import PATIENCE_S_MAX, TICK_S, WINDOW_S, Heartbeats, Silent
 
-# Between beats of one host, as they came in 24 s of full load of 4 hosts on 2 cores (design/009): the ordinary, then the worst.
+# Between beats of one host on a busy machine: the ordinary, then ever worse.
 LOADED_S = (0.2, 0.2, 0.201, 0.203, 0.21, 0.23, 0.26, 0.31)
 
 
