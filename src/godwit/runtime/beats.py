@@ -83,9 +83,9 @@ class Heart:
 
 
 class Ear:
-    """The driver's side: a socket, read by whoever wants to know."""
+    """The driver's side: a socket, read by whoever wants to know. `address`: under which hosts reach it, if not `bind`."""
 
-    def __init__(self, bind: str, token: str, incarnation: str) -> None:
+    def __init__(self, bind: str, token: str, incarnation: str, address: str | None = None) -> None:
         self._token = token
         self._incarnation = incarnation
         self._numbers: dict[tuple[str, int], int] = {}
@@ -96,7 +96,7 @@ class Ear:
                 f"cannot listen on {bind}: {error.strerror}", todo="Give bind= an address that this machine has"
             ) from error
         self._socket.setblocking(False)
-        self.address = f"{bind}:{self._socket.getsockname()[1]}"
+        self.address = f"{address or bind}:{self._socket.getsockname()[1]}"
 
     def hear(self, timeout_s: float) -> list[Beat]:
         """What has come; if nothing has, what comes first within this time."""

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from godwit.errors import CheckpointUnusable, DefinitionError, GodwitError, HostUnavailable
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
+from godwit.runtime.beats import Ear
 from godwit.runtime.controller import Controller, operator_json
 from godwit.runtime.host import HostConfig
 from godwit.runtime.leases import check_owner, write_owner
@@ -160,7 +161,8 @@ class Flock:
         self._keepers = Keepers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
         self._hosts = Hosts(self._job, self._controller, self._settings.token)
         self._history = History(self._home.path)
-        self._noticing = Noticing(bind, self._settings.token, self._incarnation, silent_s, self._hosts, self._history)
+        ear = None if silent_s is None else Ear(bind, self._settings.token, self._incarnation, driver)
+        self._noticing = Noticing(ear, silent_s or 0.0, self._hosts, self._history)
         self._owners = Owners(self._home, self._hosts, self._history)
         self._members = Membership(
             self._home, self._hosts, self._owners, self._history, partial(check_slots, spark), self._stop_queries

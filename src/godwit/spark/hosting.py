@@ -91,9 +91,7 @@ class HostJob:
         self._context = context
         self._controller = controller
         self._name = f"godwit-{flock}-{config.host}"
-        self._group = (
-            ""  # of the job that runs: one each, so that a job is never ended for the silence of the one before
-        )
+        self._group = ""  # of the job that runs: each has its own, so that none is ended for the silence of another
         self._ended = 0  # the newest generation whose job has ended
         self._noticed = TASK_ENDED
         self._stopping = threading.Event()

@@ -18,17 +18,15 @@ from godwit.spark.hosting import Hosts
 
 
 class Noticing:
-    """One thread for all hosts. With `silent_s` None nobody listens, and hosts are told to send nothing."""
+    """One thread for all hosts. Without an ear nobody listens, and hosts are told to send nothing."""
 
-    def __init__(
-        self, bind: str, token: str, incarnation: str, silent_s: float | None, hosts: Hosts, history: History
-    ) -> None:
+    def __init__(self, ear: Ear | None, silent_s: float, hosts: Hosts, history: History) -> None:
         self._hosts = hosts
         self._history = history
-        self._ear = None if silent_s is None else Ear(bind, token, incarnation)
-        self.address = "" if self._ear is None else self._ear.address
+        self._ear = ear
+        self.address = "" if ear is None else ear.address
         self._lock = threading.Lock()
-        self._heartbeats = Heartbeats(silent_s or 0.0)
+        self._heartbeats = Heartbeats(silent_s)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="godwit-noticing", daemon=True)
 
