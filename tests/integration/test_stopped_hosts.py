@@ -12,12 +12,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from godwit.runtime.tables import write_routing
 from tests.integration.nest import OPERATOR, Nest, rows
 from tests.integration.test_migration import Checked, Flow, ended, groups_of, migrate
 from tests.integration.test_takeover import check, taken_over
+from tests.spark.flocks import wait_until
 
 
 @pytest.fixture
@@ -61,20 +63,26 @@ def test_routers_go_on_with_its_heirs(nest: Nest) -> None:
 
 
 def test_a_router_that_cannot_write_any_more_goes_on_too(nest: Nest) -> None:
-    """A host that does not read is soon sent no more, and the router waits there, not for an answer."""
-    chunk = 400_000
-    process = stopped(nest, "host-2")
+    """A host that does not read is soon sent no more, and the router waits there until Spark has killed the process."""
+    size = 150_000
+    batches = [rows(range(n * size, (n + 1) * size), 97) for n in range(4)]
+    zombies = []
+
+    def given() -> Iterator[pa.RecordBatch]:
+        yield batches[0]
+        zombies.append(stopped(nest, "host-2"))
+        nest.begin("host-2")
+        yield from batches[1:]
+
     seen = Checked()
-    numbers = [range(n * chunk, (n + 1) * chunk) for n in range(4)]
-    batches = [rows(some, 97) for some in numbers]
-    work = threading.Thread(target=lambda: seen.take(nest.run(0, "0", iter(batches))), daemon=True)
+    work = threading.Thread(target=lambda: seen.take(nest.run(0, "0", given())), daemon=True)
     work.start()
-    nest.start("host-2")
+    wait_until(lambda: (lease := nest.lease("host-2")) and lease.generation == 2, what="the successor serves")
+    zombies[0].kill()
     work.join(60)
     assert not work.is_alive()
-    continued(process)
     assert seen.counts == nest.state(0)
-    assert sum(seen.counts.values()) == 4 * chunk
+    assert sum(seen.counts.values()) == 4 * size
 
 
 def test_a_move_to_it_goes_on_with_its_successor(nest: Nest) -> None:

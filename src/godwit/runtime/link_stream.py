@@ -71,11 +71,12 @@ class Stream:
     def write(self, message: Piece | Finish, seen: int) -> None:
         note = message.note(seen)
         try:
-            with self._waiting():  # a host that does not read lets nobody write
-                if isinstance(message, Piece):
-                    self._writer.write_with_metadata(message.batch, note)
-                else:
-                    self._writer.write_metadata(note)
+            # Where the host does not read this waits, and is not cancelled: the reading thread would then end the stream
+            # under the writer's hands, and gRPC has writes that never return from that. The end of the process ends it.
+            if isinstance(message, Piece):
+                self._writer.write_with_metadata(message.batch, note)
+            else:
+                self._writer.write_metadata(note)
         except pa.ArrowInvalid as error:  # what Arrow calls a stream that the host has ended, but bad data too
             self._draining.join(ENDED_S)
             if self._draining.is_alive():
