@@ -87,7 +87,8 @@ class Router:
             begin = 0
             while begin < len(window.rows):
                 end = len(window.rows) if self._route.gather else begin + (self._pace.rows_max() or len(window.rows))
-                yield window if end - begin >= len(window.rows) else window.part(begin, end)
+                # How many rows go at once may change in between, also to more than there are: what has gone is not sent again.
+                yield window if begin == 0 and end >= len(window.rows) else window.part(begin, end)
                 begin = end
 
     def _send(self, window: Window, schema: pa.Schema) -> None:
