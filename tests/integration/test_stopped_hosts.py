@@ -62,6 +62,7 @@ def test_routers_go_on_with_its_heirs(nest: Nest) -> None:
     check(nest, flow)
 
 
+@pytest.mark.long
 def test_a_router_that_cannot_write_any_more_goes_on_too(nest: Nest) -> None:
     """A host that does not read is soon sent no more, and the router waits there until Spark has killed the process."""
     size = 150_000
@@ -85,6 +86,7 @@ def test_a_router_that_cannot_write_any_more_goes_on_too(nest: Nest) -> None:
     assert sum(seen.counts.values()) == 4 * size
 
 
+@pytest.mark.long
 def test_a_move_to_it_goes_on_with_its_successor(nest: Nest) -> None:
     flow = Flow(nest)
     moving = groups_of(nest, "host-0")[::2]
