@@ -39,7 +39,7 @@ def continue_host(pid: int) -> None:
 def test_a_stopped_host_is_noticed_by_its_silence(
     spark: SparkSession, tmp_path: Path, recovery: str, done: str
 ) -> None:
-    with staged(spark, tmp_path, work=8_000, hosts=3, recovery=recovery) as stage:
+    with staged(spark, tmp_path, work=4_000, hosts=3, recovery=recovery) as stage:
         stage.start()
         stage.runs()
         run = stage.query.runId
@@ -59,7 +59,7 @@ def test_a_stopped_host_is_noticed_by_its_silence(
 
 @pytest.mark.long
 def test_no_false_alarm_under_full_load(spark: SparkSession, tmp_path: Path) -> None:
-    work = KeyCount(6_000_000, keys=10_000, per_batch=100_000)
+    work = KeyCount(2_000_000, keys=10_000, per_batch=100_000)
     with staged(spark, tmp_path, work=work, hosts=4) as stage:
         stage.start()
         wait_until(lambda: stage.query.exception() or stage.sink.row_count >= work.rows, 200, "all rows")
