@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from godwit.control.heartbeats import PATIENCE_S_MAX, TICK_S, WINDOW_S, Heartbeats, Silent
 
-# Between beats under full load of 4 hosts on 2 cores: p50, p99 and the longest of 25 s (design/009); then worse than was seen.
+# Between beats under full load of 4 hosts on 2 cores: p50, p99 and the longest of 25 s (design/011); then worse than was seen.
 LOADED_S = (0.201, 0.201, 0.201, 0.22, 0.233, 0.31)
 
 
