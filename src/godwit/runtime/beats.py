@@ -96,11 +96,13 @@ class Ear:
                 f"cannot listen on {bind}: {error.strerror}", todo="Give bind= an address that this machine has"
             ) from error
         self._socket.setblocking(False)
+        self._comes = select.poll()  # select() itself cannot wait for a file with a high number, and a driver may have many
+        self._comes.register(self._socket, select.POLLIN)
         self.address = f"{address or bind}:{self._socket.getsockname()[1]}"
 
     def hear(self, timeout_s: float) -> list[Beat]:
         """What has come; if nothing has, what comes first within this time."""
-        select.select([self._socket], [], [], max(0.0, timeout_s))
+        self._comes.poll(max(0.0, 1000 * timeout_s))
         heard = []
         with suppress(BlockingIOError):
             while True:
