@@ -42,6 +42,7 @@ def continued(process: subprocess.Popen[bytes]) -> None:
     assert process.wait(20) != 0
 
 
+@pytest.mark.long
 def test_routers_go_on_with_its_successor(nest: Nest) -> None:
     flow = Flow(nest)
     process = stopped(nest, "host-2")
