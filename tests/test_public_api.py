@@ -32,6 +32,8 @@ FLOCK = [
     ("segment_bytes_max", KEYWORD, 64 << 20),
     ("wait_s", KEYWORD, 60.0),
     ("recovery", KEYWORD, "storage"),
+    ("disks", KEYWORD, None),
+    ("backup", KEYWORD, False),
     ("start_from", KEYWORD, None),
     ("silent_s", KEYWORD, 1.0),
 ]

@@ -2,16 +2,19 @@
 
 `storage`: the host is started again and reads its snapshots and changelog; the larger a file of the changelog may grow
 (`segment_bytes`), the more of it there is to replay, which is what a checkpoint interval sets elsewhere. `standby`: copies of
-its keys stand ready on another host. `parallel`: its keys are restored on the two other hosts, half of them each.
+its keys stand ready on another host. `parallel`: its keys are restored on the two other hosts, half of them each. `backup`: its
+directory is lost with it, and it is started again from the backup that the other host keeps.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -28,12 +31,12 @@ from godwit.bench.timeline import timeline
 from godwit.bench.watch import Watch
 from godwit.bench.workloads import LANES, NAME, computation
 from godwit.control.moves import groups_in
-from godwit.errors import DefinitionError
+from godwit.errors import DefinitionError, HostUnavailable
 from godwit.model.routing import GROUPS
 from godwit.state.keys import KeyCodec
 from godwit.workload import WORDS, Workload
 
-Way = Literal["storage", "standby", "parallel"]
+Way = Literal["storage", "standby", "parallel", "backup"]
 Mask = npt.NDArray[np.bool_]
 KILLED: Final = "host-0"
 STANDS_ON: Final = "host-1"
@@ -87,7 +90,8 @@ class FailureSettings:
 
 
 def measure(spark: SparkSession, settings: FailureSettings, watch: Watch) -> dict[str, Any]:
-    how: dict[str, Any] = {"recovery": "parallel"} if settings.way == "parallel" else {}
+    options: dict[str, dict[str, Any]] = {"parallel": {"recovery": "parallel"}, "backup": {"backup": True}}
+    how = options.get(settings.way, {})
     with (
         tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
         godwit.Flock(
@@ -106,6 +110,7 @@ class _Run:
         self, spark: SparkSession, flock: godwit.Flock, directory: str, settings: FailureSettings, watch: Watch
     ) -> None:
         self._flock, self._settings, self._watch = flock, settings, watch
+        self._killed_directory = Path(directory) / "godwit" / "hosts" / KILLED
         self._computation = computation(settings.query())
         options = {"rows_per_second": settings.rate, "rows": settings.rows, **self._computation.options()}
         self._workload = Workload.from_options({name: str(value) for name, value in options.items()})
@@ -152,10 +157,14 @@ class _Run:
         running.wait_until(steady_s, self._show)
         self._watch.phase("steady")
         running.wait_until(steady_s + settings.steady_s, self._show)
-        pid = self._flock.status()["hosts"][KILLED]["pid"]
+        host = self._flock.status()["hosts"][KILLED]
         self._watch.phase("a host killed")
         killed_s = time.time()
-        os.kill(pid, signal.SIGKILL)
+        os.kill(host["pid"], signal.SIGKILL)
+        if settings.way == "backup":
+            if host["backup"]["state"] != "stands":
+                raise HostUnavailable("the backup did not stand in time", todo="Give a longer warm-up", host=KILLED)
+            shutil.rmtree(self._killed_directory)
         running.wait_rows(self._outputs, self._show)
         running.finish()
         return killed_s, groups
@@ -170,6 +179,7 @@ class _Run:
             "by_copies": bool(by_copies) and all(by_copies),
             "takeover_s": next((line["took_s"] for line in taken), None),
             "reason": next((line.get("reason") for line in told), None),
+            "restored": any(line["event"] == "restored" for line in self._flock.history()),
         }
 
     def _show(self, seen: int) -> None:

@@ -37,6 +37,7 @@ WAYS: Final = (  # the order in which they are shown, everywhere
     ("godwit", "native"),
     ("godwit", "at-rest"),
     ("godwit", "no-support"),
+    ("godwit", "backup"),
 )
 
 

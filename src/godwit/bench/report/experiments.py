@@ -72,8 +72,9 @@ EXPERIMENTS: Final = (
     Experiment(
         "E5",
         "A host is killed",
-        "How soon its keys are served again, and what rows suffer until then: restored from storage, from a standby, and in"
-        " parallel on two hosts. How much changelog there is to replay is what a checkpoint interval sets in other systems."
+        "How soon its keys are served again, and what rows suffer until then: restored from storage, from a standby, in"
+        " parallel on two hosts, and from a backup on another host where the disk is lost too. How much changelog there is to"
+        " replay is what a checkpoint interval sets in other systems."
         " Rows of the input are lines of words.",
         ("recovery_s", JITTER, "disruption_ms", "stabilise_s"),
         ("recovery_s", JITTER, "disruption_ms"),
