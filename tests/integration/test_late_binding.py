@@ -155,7 +155,7 @@ class StandIn:
                     self.notes.append(note)
                     if note["kind"] == "finish":
                         writer.write_metadata(wire.pack("finished", also=self.also))
-                        continue
+                        return
                     answers += 1
                     self._chunk(note, message.data, refusals, answers, writer)
             except NotReplayable as error:

@@ -96,7 +96,9 @@ class Ear:
                 f"cannot listen on {bind}: {error.strerror}", todo="Give bind= an address that this machine has"
             ) from error
         self._socket.setblocking(False)
-        self._comes = select.poll()  # select() itself cannot wait for a file with a high number, and a driver may have many
+        self._comes = (
+            select.poll()
+        )  # select() itself cannot wait for a file with a high number, and a driver may have many
         self._comes.register(self._socket, select.POLLIN)
         self.address = f"{address or bind}:{self._socket.getsockname()[1]}"
 

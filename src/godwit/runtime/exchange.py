@@ -72,6 +72,7 @@ class Exchange:
             else:
                 self._finish(seat, request, lane, note)
                 writer.write_metadata(wire.pack("finished", also=self._newcomers(seat, note)))
+                return  # that ends the stream, which the router waits for
 
     def _opened(
         self, seat: Seat, request: BatchRef, lane: str, admit: Callable[[BatchRef, int, bool], None], carries: bool

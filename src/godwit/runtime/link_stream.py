@@ -22,6 +22,7 @@ from godwit.transport import wire
 from godwit.transport.flight import GONE, Client, wrong_token
 
 CONNECT_S = 2.0  # nothing can cancel it, and a host that was stopped may have a successor soon
+ENDED = (*GONE, flight.FlightError, pa.ArrowInvalid)
 ENDED_S = 1.0  # within which the reading thread has seen the end of a stream that can no longer be written
 
 
@@ -84,23 +85,22 @@ class Stream:
             raise flight.FlightUnavailableError("the host has ended the stream") from error
 
     def close(self) -> None:
-        """All has been said and answered. The host has to say good-bye too."""
+        """All has been said and answered: the host ends the stream."""
         with self._waiting():
-            self._close_writer()
-        self._client.close()
+            self._end()
 
     def hang_up(self) -> None:
-        """Cancel a stream that the host may be ending at this very moment.
+        """Cancel a stream that the host may be ending at this very moment."""
+        self._reader.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        """Wait for its end, and let go of it.
 
         Arrow answers the end of a stream by ending its own side, in the thread that reads; if another thread does so too at
-        that time, gRPC ends the process. So the reading thread comes first.
+        that time, gRPC ends the process. So it is never ended from here before the reading thread is done.
         """
-        self._reader.cancel()
         self._draining.join()
-        self._close_writer()
-        self._client.close()
-
-    def _close_writer(self) -> None:
-        with suppress(*GONE, flight.FlightError, pa.ArrowInvalid):  # what the host had to say has been read
-            self._writer.done_writing()
+        with suppress(*ENDED):  # what the host had to say has been read
             self._writer.close()
+        self._client.close()
