@@ -52,6 +52,7 @@ def test_both_hosts_killed_at_every_named_point(spark: SparkSession, tmp_path: P
     assert restarts == {"host-0": len(POINTS), "host-1": len(POINTS)}
 
 
+@pytest.mark.long
 def test_hosts_of_a_stateful_processor_killed_from_outside_while_batches_run(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -58,9 +58,8 @@ def test_close_removes_the_lease_of_a_host_that_could_not_say_good_bye(spark: Sp
     assert not list((tmp_path / "godwit").glob("hosts/*/lease.json"))
 
 
-@pytest.mark.parametrize(
-    "how", ["SIGINT", *(pytest.param(how, marks=pytest.mark.long) for how in ("SIGKILL", "SIGTERM"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "SIGTERM"])
 def test_an_application_that_is_ended_leaves_nothing(tmp_path: Path, how: str) -> None:
     """Ended while it has a flock, state on disk beyond its memory limit, and a query that has processed rows."""
     (tmp_path / "temp").mkdir()

@@ -122,6 +122,7 @@ def test_a_processor_that_does_wrong_in_many_ways(case: Case) -> None:
     assert_fails_and_goes_on(case, MOODS, f"key=('{BAD}',)")
 
 
+@pytest.mark.long
 def test_a_processor_that_hangs_in_python_and_then_in_c_code(case: Case) -> None:
     case.define(timeout_s=1.0)
     assert_fails_and_goes_on(case, HANGS, f"key=('{BAD}',)")

@@ -56,6 +56,7 @@ LONG = pytest.mark.long
 FEWER = [pytest.param(name, marks=LONG) if name != "word-count" else name for name in WORKLOADS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FEWER)
 def test_moves_change_nothing_that_comes_out_or_stays(spark: SparkSession, tmp_path: Path, name: str) -> None:
     chosen = computation(given(name))

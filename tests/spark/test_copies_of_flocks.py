@@ -57,6 +57,7 @@ def test_what_cannot_be_copied_or_started_from_is_refused(spark: SparkSession, t
         godwit.Flock(spark, checkpoint=tmp_path / "new", start_from=tmp_path / "full")
 
 
+@pytest.mark.long
 def test_nothing_is_copied_while_keys_move(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path / "first", work=4_000, ballast_bytes=20_000) as stage:
         stage.start()

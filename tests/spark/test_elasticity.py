@@ -99,6 +99,7 @@ def test_overload_makes_the_rules_scale_and_the_history_tells_why(spark: SparkSe
     assert not scaler.running
 
 
+@pytest.mark.long
 def test_dry_run_says_the_same_and_does_nothing(spark: SparkSession, tmp_path: Path) -> None:
     run = Overload.open(spark, tmp_path, per_second=1_400, rows=9_000)
     try:

@@ -51,6 +51,7 @@ def test_the_others_take_over_its_keys_and_a_new_host_joins(spark: SparkSession,
         stage.check()
 
 
+@pytest.mark.long
 def test_copies_that_stand_take_over(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path, work=8_000) as stage:
         stage.start()

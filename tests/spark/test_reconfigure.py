@@ -105,6 +105,7 @@ def test_copies_are_given_up_when_asked(spark: SparkSession, tmp_path: Path) -> 
         stage.check()
 
 
+@pytest.mark.long
 def test_restart_really_stops_the_query_and_the_hosts(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path) as stage:
         first = stage.start()
@@ -164,6 +165,7 @@ def test_aborted_move_stays_and_one_in_line_never_begins(spark: SparkSession, tm
 # -- what is kept ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_opened_again_everything_is_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     with staged(spark, tmp_path) as stage:
         stage.start()

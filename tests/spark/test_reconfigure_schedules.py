@@ -129,7 +129,8 @@ def turn(stage: Stage, protocol: str, order: str, what: dict[str, Any], to: str)
     return stage.flock.move(OPERATOR, **what, to=to, protocol=protocol, order=order, wait=False)
 
 
-@pytest.mark.parametrize("seconds", [len(PROTOCOLS), pytest.param(len(PROTOCOLS) * len(ORDERS), marks=LONG)])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [len(PROTOCOLS), len(PROTOCOLS) * len(ORDERS)])
 def test_a_move_every_second(
     spark: SparkSession, tmp_path: Path, unmoved: Callable[[KeyCount], Answer], seconds: int
 ) -> None:
