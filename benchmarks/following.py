@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.record import RESULTS
 
 Row = dict[str, Any]
+CALM_S = 20  # of a run, before the step
 
 
 def following_part() -> list[str]:
@@ -56,7 +57,8 @@ def _relief() -> list[str]:
     lines = [
         f"**From overload to relief** ({_of(rows)}). One host that can do {1e6 / first['row_us']:,.0f} rows/s gets",
         f"{first['rate'] // 5:,}, then {first['rate']:,} a second. Seconds after the step until it was decided to scale,",
-        f"until the new hosts had their keys, and until rows were back within {first['target_s']:g} s.",
+        f"until the new hosts had their keys, and until rows were back within {first['target_s']:g} s; the run ends",
+        f"{first['seconds'] - CALM_S} s after the step, so that figure means that they were not.",
         "",
         "| warm hosts | decided | served | relieved | highest p99, s |",
         "|---|---|---|---|---|",
@@ -91,7 +93,7 @@ def _day() -> list[str]:
     ]
     lines += [
         f"| {row['repeat'] + 1} | {100 * row['target_held']:.1f} % | {row['host_seconds']:,} | "
-        f"{row['host_seconds_oracle']:,} | {row['cost_ratio']:.2f} | {row['actions']} |"
+        f"{row['host_seconds_oracle']:,} | {row['cost_ratio']:.3f} | {row['actions']} |"
         for row in rows
     ]
     return [*lines, ""]
