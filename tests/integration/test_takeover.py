@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.units import Units
+from godwit.runtime import rescue
 from godwit.runtime.leases import host_directory
 from godwit.runtime.rescue import Estate, Shares, dealt, fenced, settle
 from godwit.runtime.tables import read_routing, write_routing
 from godwit.runtime.wills import read_will
 from tests.integration.nest import OPERATOR, Nest
-from tests.integration.test_migration import Flow, groups_of, migrate, report
+from tests.integration.test_migration import Flow, ended, groups_of, migrate, report
 from tests.spark.flocks import wait_until
 
 
@@ -149,6 +151,29 @@ def inherit(nest: Nest, estate: Estate, shares: Shares) -> None:
             lambda heir=heir: ask(nest, heir, "inheritance", name=estate.name, wait_s=0.5)["state"] == "prepared",
             what="it is prepared",
         )
+
+
+def test_an_heir_that_fails_is_in_nobodys_way_though_nobody_tells_it_to_give_up(nest: Nest) -> None:
+    """It has read all of the log but its end, which is not where it was said to be; whoever asked it is gone by then."""
+    flow = Flow(nest)
+    flow.wait_batches(2)
+    nest.kill("host-2")
+    estate = estate_of(nest, "host-2")
+    beyond = replace(estate, next_lsn=estate.next_lsn + 1)
+    share = {OPERATOR: estate.owned[OPERATOR].mine()}
+    rescue._ask_to_inherit("host-1", share, "host-1", beyond, lambda host, action, **f: ask(nest, host, action, **f))
+    told = wait_until(lambda: _failed(nest, estate), what="it has failed")
+    assert "the log ends before" in told["reason"]
+    nest.start("host-2")
+    migrate(nest, "host-2", "host-1", "live", [share[OPERATOR].to_dict()])
+    assert len(ended(nest, "host-2")["moved"]) == len(share[OPERATOR])
+    flow.wait_batches(2)
+    check(nest, flow)
+
+
+def _failed(nest: Nest, estate: Estate) -> dict[str, Any] | None:
+    told = ask(nest, "host-1", "inheritance", name=estate.name)
+    return told if told["state"] == "failed" else None
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["after-the-will", "before-the-will"])

@@ -71,7 +71,7 @@ class Receiver:
     def unresolved(self) -> Units:
         """Units that may yet come to be owned here by this migration."""
         steps = self.machine.steps.values()
-        open_ = self.units | self.machine.promised if self.pipe is not None else Units()
+        open_ = self.units | self.machine.promised if self.pipe is not None or self._backlog else Units()
         for step in steps:
             open_ = open_ - step.units if step.phase in RESOLVED else open_ | step.units
         return open_

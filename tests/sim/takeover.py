@@ -59,8 +59,8 @@ class Takeover:
     # -- before the will ---------------------------------------------------------------------------------------------
 
     def _begin(self, heir: str, host: Host) -> None:
-        if not host.alive:
-            return
+        if not host.alive or self.world.hosts[self.lost] is not None:
+            return  # the log is of a newer generation by now, which an heir finds out when it reads it
         units = self.shares[heir]
         receiver = self._receivers[heir] = Receiver(host, self.name, self.lost, {})
         receiver.units = units
@@ -75,13 +75,19 @@ class Takeover:
         self.world.after(LOOK_EVERY, self._ask, receiver)
 
     def _ask(self, receiver: Receiver) -> None:
-        """One that has prepared does not rely on being told: it looks for a will, and asks the host if that is back."""
+        """Heirs do not rely on being told.
+
+        One that has prepared looks for a will, and asks the host if that is back; one that cannot prepare drops what it has.
+        """
         if not receiver.alive or "heirs wait to be told" in self.world.holes:
             return
-        if receiver.phase(0) is Phase.PREPARED:
-            receiver.ask(0)
-        elif receiver.phase(0) is not Phase.DROPPED:
-            self.world.after(LOOK_EVERY, self._ask, receiver)
+        match receiver.phase(0):
+            case Phase.PREPARED:
+                receiver.ask(0)
+            case Phase.ABSENT:
+                receiver.over(AbortHeard(0))
+            case Phase.WRITING | None:
+                self.world.after(LOOK_EVERY, self._ask, receiver)
 
     def _goes_with(self, key: int, units: Units) -> bool:
         group = key % len(self.own.groups)
@@ -97,10 +103,11 @@ class Takeover:
                 return
         phases = [receiver.phase(0) for receiver in self._receivers.values()]
         prepared = all(phase is Phase.PREPARED for phase in phases) and len(phases) == len(self.shares)
+        failed = Phase.ABSENT in phases or Phase.DROPPED in phases
         if "a will for one" in self.world.holes and Phase.PREPARED in phases:
             self._write()
             return
-        if not all(alive) or not self.run.controller.alive or Phase.ABSENT in phases or len(phases) < len(self.shares):
+        if not all(alive) or not self.run.controller.alive or failed or len(phases) < len(self.shares):
             self._give_up()
         elif prepared:
             self.world.after(self.world.delay(), self._write)

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -163,6 +164,8 @@ class Heir:
         except Exception as error:  # noqa: BLE001 the driver must hear of it, and start the host instead
             told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
             self.failure = told.at(host=self._port.host)
+            with suppress(GodwitError):  # the log cannot be written: this host ends too
+                self._drop()
             self._become("failed")
         finally:
             self._hold_batches(False)  # what is prepared and not decided holds them by itself
@@ -235,9 +238,12 @@ class Heir:
         """The lost host is started again instead. What is still being read must not be prepared after that."""
         self._ending = True
         self._thread.join()
+        self._drop()
+        self._become("given up")
+
+    def _drop(self) -> None:
         for receiver in self._receivers.values():
             receiver.tell({"kind": "aborted", "step": 0}, None)
-        self._become("given up")
 
     def figures(self) -> dict[str, Any]:
         return {"bytes": self._bytes, "by_copies": self._by_copies, "took_s": time.monotonic() - self.began_s}
