@@ -28,6 +28,7 @@ from godwit.transport.flight import GONE, Client
 
 RETRY_S = 0.02
 CONNECT_S = 2.0  # as for routers: it may be stopped, and have a successor soon
+BYE_S = 1.0
 PACE_S = 0.005  # of sending owed to a bandwidth limit before a pause is worth its while
 
 GONE_PEER = (*GONE, pa.ArrowInvalid)
@@ -91,6 +92,8 @@ class Peer:
         self._line = line
         self._client: Client | None = None
         self._writer: Any = None
+        self._reader: Any = None
+        self._listening: threading.Thread | None = None
         self._owed_s = 0.0
         self.connection = 0
         self.idle = threading.Event()  # set when there is nothing to wait for any more
@@ -106,32 +109,41 @@ class Peer:
         self._client = Client(lease.address, self._port.token, CONNECT_S)
         self.connection += 1
         try:
-            self._writer, reader = self._client.exchange(
+            self._writer, self._reader = self._client.exchange(
                 migration=self._order.id,
                 operator=self._order.operator,
                 origin=self._port.host,
                 kept=PROTOCOLS[self._order.protocol].kept,
             )
-            with WAITS.over(directory, lease, reader.cancel):
+            with WAITS.over(directory, lease, self._reader.cancel):
                 self._writer.begin(parcels.SCHEMA)
                 parcels.write(self._writer, "hello")
-                wire.unpack(reader.read_chunk().app_metadata, "hello")
+                wire.unpack(self._reader.read_chunk().app_metadata, "hello")
         except GONE_PEER:
             self.disconnect()
             self.idle.wait(RETRY_S)
             return False
-        threading.Thread(
-            target=self._listen, args=(reader, self.connection, directory, lease), name="godwit-mover-in", daemon=True
-        ).start()
+        listened_to = (self._reader, self.connection, directory, lease)
+        self._listening = threading.Thread(target=self._listen, args=listened_to, name="godwit-mover-in", daemon=True)
+        self._listening.start()
         return True
 
     def disconnect(self) -> None:
-        if self._client is not None:
-            if self._writer is not None:
-                with suppress(*GONE_PEER):
-                    self._writer.done_writing()
-            self._client.close()
-            self._client, self._writer = None, None
+        """The target ends the stream when it has heard that this was all; one that does not is not waited for.
+
+        Never from here: if it is being ended at that moment by the thread that listens, gRPC ends the process.
+        """
+        if self._client is None:
+            return
+        if self._listening is not None:
+            with suppress(*GONE_PEER):
+                parcels.write(self._writer, "bye")
+            self._listening.join(BYE_S)
+            if self._listening.is_alive():
+                self._reader.cancel()
+                self._listening.join()
+        self._client.close()
+        self._client = self._writer = self._reader = self._listening = None
 
     def purge(self) -> list[Event]:
         """Empty the line: what was to be sent is not, what was heard is given back."""

@@ -100,6 +100,8 @@ class Receiver:
                 if note["kind"] == "hello":
                     self.greet(writer)
                     continue
+                if note["kind"] == "bye":
+                    return
                 try:
                     self.tell(note, parcels.body_of(message) if message.data is not None else None)
                 except GodwitError as error:
