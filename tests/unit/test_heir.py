@@ -74,8 +74,8 @@ def test_a_log_is_told_as_an_origin_would(tmp_path: Path) -> None:
     heir = heir_of(tmp_path, told)
     with heir.changed:
         assert heir.changed.wait_for(lambda: heir.state != "reading", 10)
-    assert told.kinds == ["step", "reached", "changes", "rest"]
-    assert heir.state == "failed", "nobody has said that it is prepared"
+    assert told.kinds == ["step", "reached", "changes", "rest", "aborted"]
+    assert heir.state == "failed", "nobody has said that it is prepared, so it has let go of it"
 
 
 def test_copies_are_told_only_what_came_after_them(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_copies_are_told_only_what_came_after_them(tmp_path: Path) -> None:
     heir = heir_of(tmp_path, told)
     with heir.changed:
         assert heir.changed.wait_for(lambda: heir.state != "reading", 10)
-    assert told.kinds == ["reached", "rest"]
+    assert told.kinds == ["reached", "rest", "aborted"]
     assert heir.figures()["by_copies"]
 
 
