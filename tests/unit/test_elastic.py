@@ -158,6 +158,15 @@ def test_sizing_shrinks_to_what_was_wanted_at_most_meanwhile() -> None:
     assert decision.hosts == 4, "2,700 rows/s need four, and they may come again"
 
 
+def test_load_that_falls_for_long_is_followed_all_the_way() -> None:
+    """What was wanted when the rule began to hold is no reason for ever: only the last `for_s` count."""
+    decides = decider(*sizing(below=0.5, for_s=20.0))
+    falling = (decides.tick(sample(at, *[0.49 - at / 500] * 3)) for at in range(100))
+    decision = next((decision for decision in falling if decision is not None), None)
+    assert decision is not None, decides.looks
+    assert decision.hosts == 2
+
+
 # -- uneven load -----------------------------------------------------------------------------------------------------
 
 

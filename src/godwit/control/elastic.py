@@ -9,6 +9,7 @@ Knows no clock, no Spark and no hosts; carrying a decision out, or only telling 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -61,10 +62,19 @@ class Decision:
 
 @dataclass(slots=True)
 class _Hold:
-    """A condition that holds: since when, and the most hosts' time that was wanted meanwhile."""
+    """A condition that holds: since when, and the hosts' time that was wanted lately, by the second it was seen."""
 
     since_s: float
-    demand_max: float = 0.0
+    wanted: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def note(self, now_s: float, demand: float, for_s: float) -> None:
+        self.wanted.append((now_s, demand))
+        while self.wanted[0][0] < now_s - for_s:
+            self.wanted.popleft()
+
+    @property
+    def demand_max(self) -> float:
+        return max((demand for _, demand in self.wanted), default=0.0)
 
 
 class Decider:
@@ -124,7 +134,7 @@ class Decider:
         hold = self._holds.setdefault(rule.name, _Hold(sample.at_s))
         held_s = sample.at_s - hold.since_s
         if held_s >= min(SETTLE_S, rule.for_s / 2):  # what is measured before that tells of the time before it held
-            hold.demand_max = max(hold.demand_max, sample.demand(rule.operator))
+            hold.note(sample.at_s, sample.demand(rule.operator), rule.for_s)
         wait_s = self._wait_s(rule, sample.at_s, held_s)
         if wait_s > 0:
             self.looks[rule.name] = (
@@ -178,7 +188,7 @@ class Decider:
             case "scale-in":
                 return now - 1
             case _:
-                # What was wanted at most while it held: a trough between two waves is no reason to shrink.
+                # What was wanted at most in the last `for_s`: a trough between two waves is no reason to shrink.
                 wanted = math.ceil(hold.demand_max / rule.aim - 1e-9)
                 return max(now, wanted) if rule.above is not None else min(now, wanted)
 
