@@ -137,6 +137,10 @@ class Task:
         if link.pipe is not pipe:
             return
         unanswered = link.pieces[link.answers :]
+        for piece in link.pieces[
+            : link.answers
+        ]:  # read before the end of the stream is noticed, which knows of them alone
+            self._learnt += [(key, *hint) for _, key, hint in piece.refused]
         if self._retire(pipe.nodes[1], unanswered):
             return
         link.pieces, link.answers, link.opened, link.finishing, link.down = [], 0, False, False, True
