@@ -8,8 +8,7 @@ ledger of the batch in progress, commit proven by the next batch, timers fired b
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,185 +24,19 @@ from godwit.errors import (
     StaleBatch,
     StaleRun,
 )
-from godwit.model.ownership import Ownership, Stand
-from godwit.model.progress import BatchRef, Progress, Verdict
-from godwit.model.units import Units
-from godwit.model.watermark import Watermark
+from godwit.model.ownership import Stand
+from godwit.model.progress import BatchRef, Verdict
 from godwit.runtime.grouping import group_by_key
+from godwit.runtime.remembered import Remembered
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
-from godwit.runtime.shares import MINE, Shares, selects
-from godwit.runtime.sketch import HotKeys
-from godwit.runtime.spec import OperatorSpec, merge_of, schema_text
-from godwit.runtime.work import Admit, Chunk, Counters, Follower, Part, Work
-from godwit.state.changes import COLUMN_VAR, changes_schema
-from godwit.state.keys import Key, KeyCodec
-from godwit.state.ledger import TIMER_ROW, Entry, Ledger, with_rows
-from godwit.state.tables import KeyedState
+from godwit.runtime.shares import MINE, selects
+from godwit.runtime.work import Admit, Chunk, Work
+from godwit.state.keys import Key
+from godwit.state.ledger import TIMER_ROW, Entry, with_rows
 
 
-class Instance:
-    def __init__(self, name: str, spec: OperatorSpec, state: KeyedState, key_codec: KeyCodec) -> None:
-        self.name = name
-        self.spec = spec
-        self.key_codec = key_codec
-        self.state = state
-        self.ledger = Ledger(spec.output_schema)
-        self.progress = Progress()
-        self.fired = True
-        self.due: Times | None = None  # up to when timers fire in this batch; None for not at all
-        self.watermark = Watermark(spec.delay_ms, spec.watermark_policy)
-        self.times = Times(0, 0)
-        self.merge = spec.merge  # as the batch in progress was begun; a later definition counts from the next one on
-        self.counters = Counters()
-        self.adapter: Adapter | None = None
-        self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame
-        self._shares: Shares | None = None
-        self.staged = Units()  # of which copies may lie here that are not owned yet, or any more
-        self.followers: list[Follower] = []
-        self.hot: HotKeys | None = None  # counts the rows of the keys that have most, where somebody wants to know
-        self.fired_elsewhere: list[Units] = []  # came from an owner that has fired their timers in this batch already
-        self.held: dict[
-            str, list[tuple[str, Entry]]
-        ] = {}  # by step: what such timers put out, until the step is served
-        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
-
-    # -- definition and recovery -------------------------------------------------------------------------------------
-
-    def attach(self, spec: OperatorSpec, adapter: Adapter) -> None:
-        """Give the instance its code. Definitions may gain variables over the one the state was made with."""
-        self.redefine(spec)
-        adapter.open(self.state)
-        self.adapter = adapter
-
-    def redefine(self, spec: OperatorSpec) -> None:
-        """A later definition of the same state, with or without its code."""
-        spec.check_fits(self.spec)
-        self.state.extend(spec.variables[len(self.spec.variables) :])
-        self.spec = spec
-        self.watermark.delay_ms, self.watermark.policy = spec.delay_ms, spec.watermark_policy
-
-    def define_part(self) -> Part:
-        schema = changes_schema(self.key_codec)
-        info = {"kind": "define", "op": self.name, "schema": schema_text(schema), "spec": self.spec.to_dict()}
-        return info, b""
-
-    def mark_part(self) -> Part:
-        info = {
-            "kind": "mark",
-            "op": self.name,
-            "batch": self.progress.batch,
-            "progress": self.progress.to_dict(),
-            "watermark": self.watermark.to_dict(),
-            "processing_ms": self.times.processing_ms,
-            "due": None
-            if self.fired or self.due is None
-            else [self.due.processing_ms, self.due.watermark_ms, self.due.late_ms],
-            "fired": self.fired,
-            "fired_elsewhere": [units.to_dict() for units in self.fired_elsewhere],
-            "late": self.counters.late,
-            "merge": self.merge,
-        }
-        return info, b""
-
-    def recover_mark(self, info: Mapping[str, Any]) -> None:
-        self._recover_batch(info["batch"])
-        self.progress = Progress.from_dict(info["progress"])
-        self.watermark.restore(info["watermark"])
-        self.counters.late = info["late"]
-        self.times = self._times(info["processing_ms"])
-        self.merge = merge_of(info.get("merge"))
-        self.due = None if info["due"] is None else Times(*info["due"])
-        self.fired = info["fired"]
-        self.fired_elsewhere = [Units.from_dict(units) for units in info.get("fired_elsewhere", ())]
-
-    def recover_state(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
-        self._recover_batch(info["batch"])
-        self.state.replay(batch)
-        if info.get("settled"):  # of a key that came from elsewhere, as it was committed there
-            self.state.settle_keys(self.key_codec.from_arrow(batch.columns[:COLUMN_VAR]))
-        if "slice" in info:  # of a snapshot: settled long ago, so there is nothing to undo
-            self.state.settle()
-
-    def recover_ledger(self, info: Mapping[str, Any], body: memoryview) -> None:
-        self._recover_batch(info["batch"])
-        if info["batch"] < self.progress.batch:
-            return  # settled since; it goes when its snapshot is next rewritten
-        if "finished" in info:
-            self._finished(info)
-            return
-        entry = Entry.from_part(info, memoryview(bytes(body)), self.spec.output_schema)
-        if "held" in info:
-            self.held.setdefault(info["held"], []).append((info["lane"], entry))
-        elif info.get("from"):
-            self.ledger.take_over(info["lane"], entry)
-        else:
-            self.ledger.record(info["lane"], entry)
-
-    def _recover_batch(self, batch: int) -> None:
-        """Any part of a later batch shows that the one before is committed; snapshots keep only the last mark of a batch."""
-        if batch > self.progress.batch:
-            self.state.settle()
-            self.ledger.clear()
-            self.held.clear()
-            self.progress = self.progress.advance(batch)
-
-    # -- ownership ---------------------------------------------------------------------------------------------------
-
-    def own(self, ownership: Ownership) -> None:
-        self.ownership = ownership
-        self._shares = None
-
-    @property
-    def shares(self) -> Shares | None:
-        """The ownership for whole chunks, as it is now."""
-        if self.ownership is None:
-            return None
-        if self._shares is None or self._shares.version != self.ownership.version:
-            self._shares = Shares(self.ownership)
-        return self._shares
-
-    def stands(self, hashes: Index) -> Any:
-        """How this instance stands to the key of every row; see `model.ownership`."""
-        shares = self.shares
-        assert shares is not None, "only an instance with an ownership is asked"
-        return shares.stands(hashes)
-
-    @property
-    def between_owners(self) -> bool:
-        """Whether some unit is: then a new batch waits, so that both ends of a hand-over stay in the same one."""
-        shares = self.shares
-        return shares is not None and shares.between
-
-    def keep_up(self, progress: Progress, now_ms: int) -> bool:
-        """Another instance of the operator is in this batch, so those before it are committed. False if that is nothing new."""
-        if progress.query is None or progress.batch <= self.progress.batch:
-            return False
-        request = BatchRef(progress.query, progress.run or "", progress.batch)
-        if self.progress.query is None:
-            self.progress = Progress(progress.query, progress.run, -1, progress.fenced)
-        elif self.progress.run != progress.run:
-            self.progress = self.progress.admit(request)
-        self._next_batch(request, now_ms)
-        return True
-
-    def merge_watermark(self, watermark: Mapping[str, Any], same_batch: bool) -> None:
-        """What another instance knows of the lanes' event times, in this batch or at the end of the one before."""
-        self.watermark.merge(watermark, same_batch)
-        self.times = self._times(self.times.processing_ms)
-
-    def own_part(self) -> Part:
-        assert self.ownership is not None
-        info = {"kind": "own", "op": self.name, "own": self.ownership.to_dict(), "staged": self.staged.to_dict()}
-        return info, b""
-
-    def recover_own(self, host: str, info: Mapping[str, Any]) -> None:
-        self.own(Ownership.from_dict(host, info["own"]))
-        self.staged = Units.from_dict(info["staged"])
-
-    def recover_committed(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
-        """What keys that came from elsewhere held before the batch in progress."""
-        if info["batch"] == self.progress.batch:
-            self.state.amend(batch)
+class Instance(Remembered):
+    """What a request does to what is remembered."""
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -261,27 +94,6 @@ class Instance:
                 raise InvariantBroken("a run was admitted and is still unknown", **where)
             case Verdict.SAME | Verdict.NEXT | Verdict.SKIPPED:
                 return
-
-    def _next_batch(self, request: BatchRef, now_ms: int) -> None:
-        """The batch before is committed: forget how to answer for it. Stays so even if a timer's code then throws."""
-        self.state.settle()
-        self.ledger.clear()
-        # Timers from initial state wait for the rows of the first batch, as in Spark.
-        is_first = self.times.processing_ms == 0
-        self.due = None if self.spec.time_mode == "none" or is_first else self._times(now_ms)
-        self.fired = False
-        self.fired_elsewhere, self.held = [], {}
-        self.progress = self.progress.advance(request.batch)
-        self.watermark.next_batch()
-        self.times = self._times(now_ms)
-        self.merge = self.spec.merge
-        self.counters.recent.append((now_ms, self.counters.rows))
-
-    def _times(self, now_ms: int) -> Times:
-        """A batch DataFrame has no watermark: PySpark shows -1."""
-        if self.spec.ephemeral:
-            return Times(now_ms, -1)
-        return Times(now_ms, self.watermark.eviction, self.watermark.late)
 
     def _fire(self, lane: str) -> Work:
         """Timers that are due after the rows of the batch before, which is complete: as Spark fires them at its end."""
@@ -477,10 +289,6 @@ class Instance:
                 todo="Set timers for times to come, or use a streaming DataFrame",
                 operator=self.spec.name,
             )
-
-    def _finished(self, info: Mapping[str, Any]) -> None:
-        self.ledger.finished[info["lane"]] = info["finished"]
-        self.watermark.report(info["lane"], info["event_max_ms"])
 
     def initialise(self, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index, now_ms: int) -> Work:
         """Rows of the initial state, before any batch; given again after a failure, they change nothing twice."""
