@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -17,47 +17,32 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from godwit.errors import CheckpointUnusable, DefinitionError, GodwitError, HostUnavailable
-from godwit.model.progress import BatchRef
-from godwit.model.routing import Routing
+from godwit.errors import CheckpointUnusable, DefinitionError, GodwitError
 from godwit.runtime.beats import Ear
-from godwit.runtime.controller import Controller, operator_json
+from godwit.runtime.controller import Controller
 from godwit.runtime.host import HostConfig
 from godwit.runtime.leases import check_owner, write_owner
 from godwit.runtime.native import Processor
-from godwit.runtime.route import Numbering, Route, Task
-from godwit.runtime.router import Router
-from godwit.runtime.spec import Operator, OperatorSpec
+from godwit.runtime.spec import OperatorSpec
 from godwit.spark import timers
-from godwit.spark.admission import Admission, Binding
-from godwit.spark.arguments import check_arguments, check_session, check_silence, check_slots, key_names, source_count
+from godwit.spark.admission import Admission
+from godwit.spark.arguments import check_arguments, check_session, check_silence, check_slots, key_names
 from godwit.spark.carrying import Carrier
 from godwit.spark.copying import Copier, restore
+from godwit.spark.defining import Definer
 from godwit.spark.disks import Disks, checked_disks
 from godwit.spark.elasticity import Autoscaler, RulesGiven, checked_asked
 from godwit.spark.history import History
 from godwit.spark.home import Home, checked_path
 from godwit.spark.hosting import TASK_ENDED, HostJob, Hosts
-from godwit.spark.initial import by_owner, initial_rows
 from godwit.spark.keeping import Keepers
 from godwit.spark.measuring import Measuring
 from godwit.spark.membership import Membership
 from godwit.spark.migrations import Migration
 from godwit.spark.noticing import Noticing
 from godwit.spark.operators import (
-    INITIAL_BATCH,
     Definition,
     OperatorOptions,
-    build,
-    checked_name,
-    current_task,
-    hashed,
-    input_schema,
-    numbering,
-    partitioned,
-    routed,
-    with_identity,
-    with_ticks,
 )
 from godwit.spark.owners import Owners, RoutingView
 from godwit.spark.reconfigure import Reconfiguration
@@ -78,7 +63,6 @@ class Settings:
     durability: Durability
     memory_max_bytes: int | None
     segment_bytes_max: int
-    wait_s: float
     backup: bool
 
 
@@ -135,22 +119,30 @@ class Flock:
         check_slots(spark, hosts)
         self._spark = spark
         self._settings = Settings(
-            token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, wait_s, backup
+            token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, backup
         )
         if start_from is not None:
             restore(start_from, checked_path(checkpoint))
         self._home = Home.open(checkpoint, hosts, groups)
         check_slots(spark, len(self._home.roster()))
         self._incarnation = secrets.token_hex(4)
-        self._operators: dict[str, Operator] = {}
         self._closing = threading.Lock()
         self._closed = False
+        self._autoscaler: Autoscaler | None = None
         self._admission = Admission(spark, onGap == "accept")
-        driver = spark.sparkContext.getConf().get("spark.driver.host") if bind in ALL else None
         self._disks = Disks(self._home.path, self._home.flock, on_disks)
+        self._wire(recovery, silent_s, wait_s)
+        timers.register(spark)
+        atexit.register(self.close)
+        self._open(hosts)
+
+    def _wire(self, recovery: Recovery, silent_s: float | None, wait_s: float) -> None:
+        """Who does what, and whom each knows."""
+        spark, bind, token = self._spark, self._settings.bind, self._settings.token
+        driver = spark.sparkContext.getConf().get("spark.driver.host") if bind in ALL else None
         self._controller = Controller(
             bind,
-            self._settings.token,
+            token,
             self._admit,
             self._active_scopes,
             self._lost,
@@ -159,17 +151,28 @@ class Flock:
             restored=self._restored,
         )
         self._keepers = Keepers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
-        self._hosts = Hosts(self._job, self._controller, self._settings.token)
+        self._hosts = Hosts(self._job, self._controller, token)
         self._history = History(self._home.path)
-        ear = None if silent_s is None else Ear(bind, self._settings.token, self._incarnation, driver)
+        ear = None if silent_s is None else Ear(bind, token, self._incarnation, driver)
         self._noticing = Noticing(ear, silent_s or 0.0, self._hosts, self._history)
         self._owners = Owners(self._home, self._hosts, self._history)
         self._members = Membership(
             self._home, self._hosts, self._owners, self._history, partial(check_slots, spark), self._stop_queries
         )
+        self._definer = Definer(
+            spark,
+            self._home,
+            self._hosts,
+            self._controller,
+            self._owners,
+            self._members,
+            self._admission,
+            token,
+            wait_s,
+            self._incarnation,
+        )
         self._measuring = Measuring(self._hosts, self._members, self._owners)
-        self._autoscaler: Autoscaler | None = None
-        carrier = Carrier(self._hosts, self._owners, self._history, self._operators.__contains__)
+        carrier = Carrier(self._hosts, self._owners, self._history, self._definer.operators.__contains__)
         self._changes = Reconfiguration(self._owners, self._members, carrier, self._history, self._incarnation)
         self._rescuer = Rescuer(
             self._home,
@@ -179,12 +182,12 @@ class Flock:
             self._changes,
             self._history,
             recovery,
-            durability,
+            self._settings.durability,
             self._active_scopes,
         )
         self._copier = Copier(self._home, self._hosts, lambda: self._admission.bindings, self._changes.keys_move)
-        timers.register(spark)
-        atexit.register(self.close)
+
+    def _open(self, hosts: int) -> None:
         try:
             write_owner(str(self._home.path), self._incarnation)
             self._noticing.start()
@@ -292,7 +295,8 @@ class Flock:
         definition = Definition(
             frame, key_names(keys), statefulProcessor, name, "row", outputStructType, outputMode, timeMode, options
         )
-        return self._operator(definition, initialState)
+        self._check_open()
+        return self._definer.define(definition, initialState)
 
     def transformWithStateInPandas(
         self,
@@ -311,7 +315,8 @@ class Flock:
         definition = Definition(
             frame, key_names(keys), statefulProcessor, name, "pandas", outputStructType, outputMode, timeMode, options
         )
-        return self._operator(definition, initialState)
+        self._check_open()
+        return self._definer.define(definition, initialState)
 
     def process(
         self,
@@ -327,104 +332,18 @@ class Flock:
     ) -> DataFrame:
         """A native processor, or one of `godwit.windows`: called with whole chunks, vectorised over keys."""
         definition = Definition(frame, key_names(keys), processor, name, "native", None, outputMode, timeMode, options)
-        return self._operator(definition, initialState)
-
-    def _operator(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
         self._check_open()
-        checked_name(definition.name)
-        if definition.name in self._operators:
-            raise DefinitionError(
-                "an operator of this name is already defined on this flock",
-                todo="Give each operator a name of its own",
-                operator=definition.name,
-            )
-        operator = build(definition)
-        start = None if initial is None else hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
-        if start is not None and operator.spec.ephemeral:
-            operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
-        self._check_kept(operator)
-        self._admission.sources[definition.name] = source_count(definition.frame, operator.spec.time_mode != "none")
-        self._admission.merges[definition.name] = bool(operator.spec.merge)
-        with self._members.changing:
-            ephemeral = operator.spec.ephemeral
-            routing = self._fixed_routing() if ephemeral else self._owners.define(definition.name)
-            self._announce(operator, routing)
-        route = self._route(operator, numbering(definition), routing)
-        if start is not None and not operator.spec.ephemeral and not self._home.initialised(definition.name):
-            self._initialise(operator, start, route)
-        return self._frame(definition, operator, route)
-
-    def _fixed_routing(self) -> Routing:
-        """For operators over batch DataFrames, whose state is never moved: each evaluation spreads over the hosts anew."""
-        return Routing.spread(self._home.roster(), len(self._home.routing.owners))
+        return self._definer.define(definition, initialState)
 
     def _check_open(self) -> None:
         if self._closed:
             raise DefinitionError("this flock is closed", todo="Open a new Flock on the same checkpoint")
 
-    def _check_kept(self, operator: Operator) -> None:
-        kept = self._home.operator(operator.spec.name)
-        if kept is not None:
-            operator.spec.check_fits(kept[0])
-
-    def _announce(self, operator: Operator, routing: Routing) -> None:
-        """To the controller first, so that a host that starts in between has it too."""
-        self._controller.add(operator, routing)
-        try:
-            for host in self._controller.hosts():
-                with suppress(HostUnavailable):  # whoever follows it takes its definitions from the controller
-                    self._hosts.ask_now(host, "define", operator=operator_json(operator, routing))
-        except GodwitError:
-            self._controller.remove(operator.spec.name)
-            raise
-        self._home.keep(operator.spec, None)
-        self._operators[operator.spec.name] = operator
-
-    def _route(self, operator: Operator, numbered_by: Numbering, routing: Routing) -> Route:
-        spec = operator.spec
-        return Route(
-            operator=spec.name,
-            checkpoint=str(self._home.path),
-            routing=routing,
-            output_schema=spec.output_schema,
-            key_names=tuple(spec.key_schema.names),
-            token=self._settings.token,
-            null_keys=spec.null_keys,
-            event_time=spec.event_time,
-            gather=spec.flavour != "native",
-            numbering=numbered_by,
-            wait_s=self._settings.wait_s,
-            incarnation=self._incarnation,
-            timers=spec.time_mode != "none",
-            merge=spec.merge,
-        )
-
-    def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
-        rows = partitioned(with_identity(definition, route.numbering))
-        if definition.frame.isStreaming and operator.spec.time_mode != "none":
-            rows = with_ticks(rows, timers.ticks(self._spark, route))
-        return routed(rows, route, self._incarnation)
-
-    def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
-        """Send the initial rows to hosts now, in a batch job of their own, before any batch of the stream."""
-        schema = input_schema(frame.drop(frame.columns[-1]))
-        incarnation = self._incarnation
-
-        def body(batches: Any) -> Any:
-            lane = current_task(incarnation).lane
-            task = Task(BatchRef("initial", "initial", INITIAL_BATCH), f"initial-{lane}")
-            return Router(replace(route, numbering="position", event_time=None, merge=()), task).run(batches, schema)
-
-        frame.mapInArrow(body, "none int").count()
-        self._home.keep(operator.spec, None, initialised=True)
-
     # -- what Spark knows --------------------------------------------------------------------------------------------
 
     def _admit(self, request: dict[str, Any]) -> None:
         self._admission.admit(request)
-        operator = self._operators.get(request["operator"])
-        if operator is not None:
-            self._home.keep(operator.spec, self._admission.bindings[request["operator"]])
+        self._definer.admitted(request["operator"])
 
     def _active_scopes(self) -> list[str]:
         stages = self._spark.sparkContext.statusTracker().getActiveStageIds()
@@ -435,17 +354,7 @@ class Flock:
     def state(self, name: str) -> DataFrame:
         """Committed state of an operator: the key columns, host, epoch, a column per state variable, and timers."""
         self._check_open()
-        return state_frame(self._spark, self._home, self._incarnation, self._settings.token, *self._known(name))
-
-    def _known(self, name: str) -> tuple[OperatorSpec, Binding | None]:
-        kept = self._home.operator(str(name))
-        if kept is None:
-            raise DefinitionError(
-                "no operator of this name on this flock",
-                todo=f"There are: {', '.join(sorted(self._operators)) or 'none yet'}",
-                operator=name,
-            )
-        return kept
+        return state_frame(self._spark, self._home, self._incarnation, self._settings.token, *self._definer.known(name))
 
     def status(self) -> dict[str, Any]:
         """Hosts with generation, address and restarts; per operator and host the keys, bytes, rows, rates and lag."""
@@ -555,11 +464,11 @@ class Flock:
     def history(self, operator: str | None = None) -> list[dict[str, Any]]:
         """What happened to this flock, or to an operator of it, oldest first; kept in the checkpoint."""
         if operator is not None:
-            self._known(operator)
+            self._definer.known(operator)
         return self._history.lines(operator)
 
     def _known_stream(self, operator: str) -> OperatorSpec:
         self._check_open()
-        spec = self._known(operator)[0]
+        spec = self._definer.known(operator)[0]
         self._owners.table(operator)
         return spec
