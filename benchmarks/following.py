@@ -30,7 +30,8 @@ def _of(rows: list[Row]) -> str:
     return f"{machine['cores']} cores, commit {rows[0]['commit']}"
 
 
-def _paid(rows: list[Row], what: str, aim: str) -> list[str]:
+def paid(rows: list[Row], what: str, aim: str = "") -> list[str]:
+    """What something costs while nothing happens, in pairs of runs."""
     if not rows:
         return []
     ratio = rows[-1]["ratio"]
@@ -42,11 +43,11 @@ def _paid(rows: list[Row], what: str, aim: str) -> list[str]:
 
 
 def _measuring() -> list[str]:
-    return _paid(_newest("elasticity", "measuring"), "Measuring", " (aim: 0.98)")
+    return paid(_newest("elasticity", "measuring"), "Measuring", " (aim: 0.98)")
 
 
 def _backup() -> list[str]:
-    return _paid(_newest("backup", "backup"), "Backups", "")
+    return paid(_newest("backup", "backup"), "Backups")
 
 
 def _relief() -> list[str]:

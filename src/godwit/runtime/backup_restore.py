@@ -49,23 +49,23 @@ def restored(checkpoint: str, host: str) -> bool:
 
 
 def _gone(directory: Path, why: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(
-        f"the directory of {directory.name} is gone, and {why}",
-        todo="Bring its disk back, or start a new flock from a copy (start_from=)",
-        host=directory.name,
-        directory=str(directory),
-    )
+    todo = "Bring its disk back, or start a new flock from a copy (start_from=)"
+    return _refused(directory, f"is gone, and {why}", todo)
+
+
+def _refused(directory: Path, flaw: str, todo: str) -> CheckpointCorrupt:
+    what = f"the directory of {directory.name} {flaw}"
+    return CheckpointCorrupt(what, todo=todo, host=directory.name, directory=str(directory))
 
 
 def _check_age(directory: Path, newest: Record) -> None:
     """A disk that was away may come back when the host has gone on elsewhere."""
     generation = max(name.generation for name in list_names(directory))
     if generation < newest.generation:
-        raise CheckpointCorrupt(
-            f"the directory of {directory.name} is of generation {generation}, but the host has been at {newest.generation}",
-            todo="Put the newer directory back; if going back is meant, remove the host's records in backups/",
-            host=directory.name,
-            directory=str(directory),
+        raise _refused(
+            directory,
+            f"is of generation {generation}, but the host has been at {newest.generation}",
+            "Put the newer directory back; if going back is meant, remove the host's records in backups/",
         )
 
 

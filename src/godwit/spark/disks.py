@@ -37,6 +37,14 @@ def checked_disks(disks: Any) -> tuple[Path, ...]:
     return found
 
 
+def _is_there(directory: Path) -> bool:
+    """A disk that answers with errors is as good as gone."""
+    try:
+        return directory.exists()
+    except OSError:
+        return False
+
+
 class Disks:
     def __init__(self, checkpoint: Path, flock: str, disks: Sequence[Path]) -> None:
         self._checkpoint = str(checkpoint)
@@ -48,7 +56,7 @@ class Disks:
         if not self._disks:
             return
         name = host_directory(self._checkpoint, host)
-        if name.exists():
+        if _is_there(name):
             return
         try:
             name.parent.mkdir(exist_ok=True)
