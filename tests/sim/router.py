@@ -137,9 +137,8 @@ class Task:
         if link.pipe is not pipe:
             return
         unanswered = link.pieces[link.answers :]
-        for piece in link.pieces[
-            : link.answers
-        ]:  # read before the end of the stream is noticed, which knows of them alone
+        # Answers are read before the end of the stream is: what they refused is remembered there alone, and by the router.
+        for piece in link.pieces[: link.answers]:
             self._learnt += [(key, *hint) for _, key, hint in piece.refused]
         if self._retire(pipe.nodes[1], unanswered):
             return
