@@ -72,7 +72,7 @@ def _lines(given: argparse.Namespace, watch: Watch) -> Iterator[dict[str, Any]]:
     runs = 1 if given.quick else given.runs
     makers = {
         "measuring": lambda: _measuring(runs if given.quick else max(runs, 5), 15 if given.quick else 40, watch),
-        "relief": lambda: _relief(20 if given.quick else 40, runs, watch),
+        "relief": lambda: _relief(20 if given.quick else 60, runs, watch),
         "day": lambda: _day(60 if given.quick else given.seconds, runs, watch),
         "hot-key": lambda: _hot_key(given.quick, runs, watch),
     }
