@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +15,7 @@ import pytest
 
 from godwit.errors import Bug, HostUnavailable, MalformedRequest, NullKey, WrongToken, from_json
 from godwit.transport import wire
-from godwit.transport.flight import Client, Service
+from godwit.transport.flight import GONE, Client, Service
 
 TOKEN = "the-right-one"
 SCHEMA = pa.schema({"n": pa.int64()})
@@ -224,3 +227,54 @@ def test_an_error_keeps_its_form_in_a_stream() -> None:
     error = from_json(NullKey("no key", row=1).to_json())
     with pytest.raises(NullKey, match="no key"):
         wire.unpack(wire.pack_error(error))
+
+
+class Wire:
+    """A connection to a service that can be cut in the middle: nothing passes any more, and neither end is told."""
+
+    def __init__(self, port: int) -> None:
+        self.cut = threading.Event()
+        self._listening = socket.socket()
+        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that it is soon full
+        self._listening.bind(("127.0.0.1", 0))
+        self._listening.listen()
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._connect, args=(port,), daemon=True).start()
+
+    def _connect(self, port: int) -> None:
+        self._ends = self._listening.accept()[0], socket.create_connection(("127.0.0.1", port))
+        for one, other in (self._ends, self._ends[::-1]):
+            threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while (data := one.recv(4096)) and not self.cut.is_set():
+                other.sendall(data)
+
+    def close(self) -> None:
+        for end in (*self._ends, self._listening):
+            end.close()
+
+
+def test_writing_to_a_machine_that_has_vanished_fails(service: Service) -> None:
+    between = Wire(service.port)
+    client = Client(between.address, TOKEN)
+    writer, _ = client.exchange(lane="0")
+    writer.begin(SCHEMA)
+    batch = pa.record_batch([pa.array(range(100_000))], schema=SCHEMA)
+    failed = threading.Event()
+
+    def write() -> None:
+        try:
+            while True:
+                writer.write_batch(batch)
+                between.cut.set()
+        except GONE:
+            failed.set()
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    assert failed.wait(60), "it is written to for ever"
+    writing.join()
+    client.close()
+    between.close()

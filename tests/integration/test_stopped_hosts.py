@@ -18,7 +18,7 @@ import pytest
 from godwit.runtime.tables import write_routing
 from tests.integration.nest import OPERATOR, Nest, rows
 from tests.integration.test_migration import Checked, Flow, ended, groups_of, migrate
-from tests.integration.test_takeover import check, taken_over
+from tests.integration.test_takeover import check, copies_stand, taken_over
 from tests.spark.flocks import wait_until
 
 
@@ -95,6 +95,19 @@ def test_a_move_to_it_goes_on_with_its_successor(nest: Nest) -> None:
     migrate(nest, "host-0", "host-1", "pause", [{"groups": moving, "keys": []}])
     nest.start("host-1")
     assert len(ended(nest, "host-0")["moved"]) == len(moving)
+    continued(process)
+    flow.wait_batches(2)
+    check(nest, flow)
+
+
+def test_a_move_from_it_is_made_anew_by_its_successor(nest: Nest) -> None:
+    """Its target reads from a connection that never ends, and has to let go of what it has got of the keys."""
+    flow = Flow(nest)
+    moving = copies_stand(nest)
+    process = stopped(nest, "host-2")
+    nest.start("host-2")
+    migrate(nest, "host-2", "host-1", "live", [{"groups": moving, "keys": []}], "anew")
+    assert len(ended(nest, "host-2", "anew")["moved"]) == len(moving)
     continued(process)
     flow.wait_batches(2)
     check(nest, flow)

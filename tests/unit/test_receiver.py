@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,14 +37,14 @@ class Connection:
         self.heard.put(wire.unpack(note)["kind"])
 
 
-def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with() -> None:
+def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with(tmp_path: Path) -> None:
     seat: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition())
-    port: Any = SimpleNamespace(host="host-1")
+    port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path))
     receiver = Receiver(port, seat, "m1", "host-0")
     old, new = Connection(), Connection()
     threads = []
     for connection in (old, new):
-        threads.append(threading.Thread(target=receiver.serve, args=(connection, connection), daemon=True))
+        threads.append(threading.Thread(target=receiver.serve, args=(connection, connection, 1), daemon=True))
         threads[-1].start()
         connection.send("hello")
         if connection is old:
@@ -57,13 +58,13 @@ def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with() 
     threads[1].join(10)
 
 
-def test_what_is_heard_of_an_outcome_is_not_said_before_the_greeting() -> None:
+def test_what_is_heard_of_an_outcome_is_not_said_before_the_greeting(tmp_path: Path) -> None:
     """After a restart a target asks its origin about every step that it has prepared, while the origin connects again."""
     seat: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition())
-    port: Any = SimpleNamespace(host="host-1")
+    port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path))
     receiver = Receiver(port, seat, "m1", "host-0")
     connection = Connection()
-    thread = threading.Thread(target=receiver.serve, args=(connection, connection), daemon=True)
+    thread = threading.Thread(target=receiver.serve, args=(connection, connection, 1), daemon=True)
     thread.start()
     assert connection.read.wait(10), "it is connected, and nothing has been said"
     receiver._answer("served", step=0)

@@ -73,7 +73,8 @@ class Stream:
         note = message.note(seen)
         try:
             # Where the host does not read this waits, and is not cancelled: the reading thread would then end the stream
-            # under the writer's hands, and gRPC has writes that never return from that. The end of the process ends it.
+            # under the writer's hands, and gRPC has writes that never return from that. The end of the process ends it, and
+            # if its machine has vanished, TCP does, soon.
             if isinstance(message, Piece):
                 self._writer.write_with_metadata(message.batch, note)
             else:

@@ -211,7 +211,7 @@ class Moves:
                 origin = wire.field(header, "origin", str)
                 receiver = Receiver(self._port, seat, migration, origin, kept=bool(header.get("kept")))
                 self._receivers[migration] = receiver
-        receiver.serve(reader, writer)
+        receiver.serve(reader, writer, wire.field(header, "generation", int))
         with self._lock:
             if receiver.settled and self._receivers.pop(migration, None) is receiver:
                 receiver.close()

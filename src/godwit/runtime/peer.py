@@ -113,6 +113,7 @@ class Peer:
                 migration=self._order.id,
                 operator=self._order.operator,
                 origin=self._port.host,
+                generation=self._port.log.generation,
                 kept=PROTOCOLS[self._order.protocol].kept,
             )
             with WAITS.over(directory, lease, self._reader.cancel):

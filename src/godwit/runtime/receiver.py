@@ -7,7 +7,7 @@ has released it: the gate holds or refuses its rows, and its timers do not fire.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +42,7 @@ from godwit.runtime.leases import host_directory, read_lease
 from godwit.runtime.orders import Port
 from godwit.runtime.prompt import prompt
 from godwit.runtime.seat import Seat
+from godwit.runtime.waits import WAITS
 from godwit.runtime.wills import read_will, step_name
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client
@@ -73,8 +74,10 @@ class Receiver:
         self.orphaned = False  # the origin of a standby is away, and its copies are still here
         self._writer: Any = None
         self._writing = threading.Lock()
-        self._serving = threading.Lock()
         self._acting = threading.RLock()  # one event at a time: connections, and the answers to questions
+        self._connection: ExitStack | None = None  # the newest, and what is held for as long as it lasts
+        self._ended = threading.Event()  # set while there is none
+        self._ended.set()
         self._wanted = Units()
         seat.wanted.append(self.want)
         for units in (prepared or {}).values():
@@ -82,45 +85,79 @@ class Receiver:
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
-    def serve(self, reader: Any, writer: Any) -> None:
-        """One connection from the origin, until it ends.
+    def serve(self, reader: Any, writer: Any, generation: int) -> None:
+        """One connection from this generation of the origin, until it ends.
 
-        The next one waits until the end of this one is dealt with: what it brings must not be dropped as left over from this.
+        Or until there is another, or another generation: an origin that is stopped, or whose machine has vanished, never ends
+        it. Then what it held is let go, though the thread that reads from it may stay until TCP gives up.
         """
-        with self._serving, prompt():
-            self.drop_copies()
-            self._converse(reader, writer)
+        directory = host_directory(self._port.checkpoint, self.origin)
+        lease = read_lease(directory)
+        if lease is not None and lease.generation > generation:
+            return  # it does not know yet that it has been replaced
+        with ExitStack() as connection:
+            connection.enter_context(prompt())
+            self._begin(connection)
+            try:
+                while True:
+                    with WAITS.over(directory, lease, lambda: self._try_end(connection)):
+                        message = reader.read_chunk()
+                    if not self._hear(connection, message, writer):
+                        return
+            except (StopIteration, GodwitError, *GONE):
+                return
+            finally:
+                self._end(connection)
 
-    def _converse(self, reader: Any, writer: Any) -> None:
-        self._wanted = Units()
-        try:
-            while True:
-                message = reader.read_chunk()
-                note = wire.unpack(message.app_metadata)
-                if note["kind"] == "hello":
-                    self.greet(writer)
-                    continue
-                if note["kind"] == "bye":
-                    return
-                try:
-                    self.tell(note, parcels.body_of(message) if message.data is not None else None)
-                except GodwitError as error:
-                    self._answer("failed", error=error.at(host=self._port.host).to_json())
-        except (StopIteration, GodwitError, *GONE):
-            return
-        finally:
-            self._hang_up()
+    def _begin(self, connection: ExitStack) -> None:
+        with self._acting:
+            self._end(self._connection)
+            self.drop_copies()
+            self._connection = connection
+            self._ended.clear()
+            self._wanted = Units()
+
+    def _hear(self, connection: ExitStack, message: Any, writer: Any) -> bool:
+        """False after the last message, and if what is said on this connection does not count any more."""
+        note = wire.unpack(message.app_metadata)
+        with self._acting:
+            if self._connection is not connection or note["kind"] == "bye":
+                return False
+            if note["kind"] == "hello":
+                self.greet(writer)
+                return True
+            try:
+                self.tell(note, parcels.body_of(message) if message.data is not None else None)
+            except GodwitError as error:
+                self._answer("failed", error=error.at(host=self._port.host).to_json())
+            return True
+
+    def _end(self, connection: ExitStack | None) -> None:
+        """What it brings after that must not be taken for what the next one brings, nor dropped with it."""
+        with self._acting:
+            if connection is not None and self._connection is connection:
+                self._connection = None
+                connection.close()
+                self._hang_up()
+                self._ended.set()
+
+    def _try_end(self, connection: ExitStack) -> None:
+        """For the thread that ends waits: it calls again, so it need not wait for somebody who may be waiting for it."""
+        if self._acting.acquire(blocking=False):
+            try:
+                self._end(connection)
+            finally:
+                self._acting.release()
 
     def _hang_up(self) -> None:
         """Copies of a standby stay until their origin is back: if it is lost for good, this host may be its heir."""
         with self._writing:
             self._writer = None
-        with self._acting:
-            self.orphaned = self._kept and self.following is not None
-            if not self.orphaned:
-                self._handle(OriginLost())
-                return
-        threading.Thread(target=self._await_origin, name="godwit-orphan", daemon=True).start()
+        self.orphaned = self._kept and self.following is not None
+        if self.orphaned:
+            threading.Thread(target=self._await_origin, name="godwit-orphan", daemon=True).start()
+        else:
+            self._handle(OriginLost())
 
     def _await_origin(self) -> None:
         pause = threading.Event()
@@ -158,13 +195,10 @@ class Receiver:
 
     def adopt(self, other: Receiver, units: Units) -> bool:
         """Take over the copies that another migration has brought here; False if they are not all of these units."""
-        if not other._serving.acquire(timeout=ORPHAN_WAIT_S):
-            return False  # its origin is there, as far as can be seen from here
-        try:
-            with other._acting, self._acting, self._seat.changed:
-                return self._adopted(other, units)
-        finally:
-            other._serving.release()
+        other._ended.wait(ORPHAN_WAIT_S)  # what is still on its way is worth having
+        with other._acting, self._acting, self._seat.changed:
+            other._end(other._connection)  # the origin is fenced: nothing that it says counts any more
+            return self._adopted(other, units)
 
     def _adopted(self, other: Receiver, units: Units) -> bool:
         batch = other.following

@@ -23,7 +23,7 @@ ASK_S: Final = 0.25
 @dataclass(frozen=True, slots=True)
 class _Wait:
     directory: Path
-    lease: Lease
+    lease: Lease | None
     cancel: Callable[[], None]
     since_s: float
 
@@ -37,8 +37,8 @@ class Waits:
         self._asking: threading.Thread | None = None
 
     @contextmanager
-    def over(self, directory: Path, lease: Lease, cancel: Callable[[], None]) -> Iterator[None]:
-        """What is done in here waits for the host of this lease; `cancel`, called by another thread, ends it."""
+    def over(self, directory: Path, lease: Lease | None, cancel: Callable[[], None]) -> Iterator[None]:
+        """What is done in here waits for the host of this lease; `cancel` ends it, called by another thread, perhaps often."""
         me = threading.get_ident()
         wait = _Wait(directory, lease, cancel, time.monotonic())
         with self._lock:

@@ -21,6 +21,8 @@ Fetch = Callable[[dict[str, Any]], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
 Exchange = Callable[[dict[str, Any], Any, Any], None]
 
 CONNECT_S = 20.0  # gRPC's own
+VANISHED_S = 3.0  # what is not acknowledged for so long, by the machine and not the process, ends a connection
+PING_S = 400.0  # servers take more than one in 300 s for an attack
 GONE = (
     flight.FlightUnavailableError,
     flight.FlightInternalError,
@@ -115,7 +117,12 @@ class Client:
 
     def __init__(self, address: str, token: str, connect_s: float = CONNECT_S) -> None:
         self.address = address
-        options: Any = [("grpc.min_reconnect_backoff_ms", int(connect_s * 1000))]  # the name of it is misleading
+        options: Any = [
+            ("grpc.min_reconnect_backoff_ms", int(connect_s * 1000)),  # the name of it is misleading
+            # Without these TCP would try for a quarter of an hour to reach a machine that has vanished.
+            ("grpc.keepalive_time_ms", int(PING_S * 1000)),
+            ("grpc.keepalive_timeout_ms", int(VANISHED_S * 1000)),
+        ]
         self._client = flight.connect(f"grpc+tcp://{address}", generic_options=options)
         self._headers: Any = [(b"authorization", f"Bearer {token}".encode())]  # gRPC wants bytes
 
