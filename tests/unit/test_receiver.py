@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from godwit.runtime.moves import Moves
 from godwit.runtime.receiver import Receiver
 from godwit.transport import wire
 
@@ -33,6 +34,9 @@ class Connection:
             raise StopIteration
         return SimpleNamespace(app_metadata=note, data=None)
 
+    def begin(self, schema: Any) -> None:
+        return
+
     def write_metadata(self, note: bytes) -> None:
         self.heard.put(wire.unpack(note)["kind"])
 
@@ -56,6 +60,26 @@ def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with(tm
         assert new.heard.get(timeout=10) == "hello", "the end of the old connection does not silence the new one"
     new.end()
     threads[1].join(10)
+
+
+def test_a_receiver_is_known_for_as_long_as_somebody_is_connected(tmp_path: Path) -> None:
+    """What is wanted soon is asked of those that are known, also right after the connection before has ended."""
+    seat: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition(), lock=threading.Lock())
+    port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path))
+    moves = Moves(port, lambda _: seat)
+    header = {"operator": "sum", "migration": "m1", "origin": "host-0", "generation": 1}
+    old, new = Connection(), Connection()
+    threads = []
+    for connection in (old, new):
+        threads.append(threading.Thread(target=moves.receive, args=(header, connection, connection), daemon=True))
+        threads[-1].start()
+        assert connection.read.wait(10)
+    old.end()
+    threads[0].join(10)
+    assert len(seat.wanted) == 1
+    new.end()
+    threads[1].join(10)
+    assert seat.wanted == []
 
 
 def test_what_is_heard_of_an_outcome_is_not_said_before_the_greeting(tmp_path: Path) -> None:

@@ -211,10 +211,15 @@ class Moves:
                 origin = wire.field(header, "origin", str)
                 receiver = Receiver(self._port, seat, migration, origin, kept=bool(header.get("kept")))
                 self._receivers[migration] = receiver
-        receiver.serve(reader, writer, wire.field(header, "generation", int))
-        with self._lock:
-            if receiver.settled and self._receivers.pop(migration, None) is receiver:
-                receiver.close()
+            receiver.callers += 1
+        try:
+            receiver.serve(reader, writer, wire.field(header, "generation", int))
+        finally:
+            with self._lock:
+                receiver.callers -= 1
+                if receiver.settled and self._receivers.get(migration) is receiver:
+                    del self._receivers[migration]
+                    receiver.close()
 
     # -- an heir's side ----------------------------------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ class Receiver:
         self._machine = Target(prepared)
         self._copies = Copies(port, seat, migration, origin)
         self._kept = kept
+        self.callers = 0  # connections that have come and have not been seen to end
         self.orphaned = False  # the origin of a standby is away, and its copies are still here
         self._writer: Any = None
         self._writing = threading.Lock()
@@ -182,7 +183,7 @@ class Receiver:
     @property
     def settled(self) -> bool:
         """Whether nothing of it is open here any more."""
-        return self._writer is None and self._machine.settled and not self.orphaned
+        return not self.callers and self._machine.settled and not self.orphaned
 
     # -- copies of a standby whose origin is lost --------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from godwit.state.changes import CLEAR, PUT, Changes, position, position_sub
 from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.keys import Key, KeyCodec
-from godwit.state.shelf import Payload, Shelf
-from godwit.state.table import Moves, Ops, Row
+from godwit.state.shelf import Payload
+from godwit.state.table import Moves, Ops, Row, Shelved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 
@@ -38,29 +38,14 @@ class _Staged:
     elements: list[bytes] = field(default_factory=list)
 
 
-class ListTable:
+class ListTable(Shelved[list[bytes]]):
     """Lists of payloads by key. An empty list is no entry."""
 
     def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
-        self.var = var
-        self.shelf: Shelf[list[bytes]] = Shelf(var, _FORM, key_codec)
+        super().__init__(var, _FORM, key_codec)
         self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, _Staged] = {}
         self._undo: dict[Key, tuple[list[bytes], int] | None] = {}
-
-    @property
-    def count(self) -> int:
-        return self.shelf.count
-
-    @property
-    def staged(self) -> bool:
-        return bool(self._stage)
-
-    def contains(self, key: Key) -> bool:
-        return self.shelf.contains(key)
-
-    def each_key(self) -> Iterator[Key]:
-        return (key for key, _ in self.shelf.items())
 
     def get(self, key: Key) -> list[bytes]:
         elements = self._raw(key)

@@ -18,8 +18,8 @@ import pyarrow as pa
 from godwit.state.changes import CLEAR, PUT, REMOVE, Changes
 from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.keys import Key, KeyCodec
-from godwit.state.shelf import Payload, Shelf
-from godwit.state.table import Moves, Ops, Row
+from godwit.state.shelf import Payload
+from godwit.state.table import Moves, Ops, Row, Shelved
 
 Entries: TypeAlias = dict[bytes, bytes]
 
@@ -62,29 +62,14 @@ class _Undo:
         return entries
 
 
-class MapTable:
+class MapTable(Shelved[Entries]):
     """Maps of encoded user key to payload, by key. An empty map is no entry."""
 
     def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
-        self.var = var
-        self.shelf: Shelf[Entries] = Shelf(var, _FORM, key_codec)
+        super().__init__(var, _FORM, key_codec)
         self._expiry: Expiry[tuple[Key, bytes]] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, _Staged] = {}
         self._undo: dict[Key, _Undo | None] = {}
-
-    @property
-    def count(self) -> int:
-        return self.shelf.count
-
-    @property
-    def staged(self) -> bool:
-        return bool(self._stage)
-
-    def contains(self, key: Key) -> bool:
-        return self.shelf.contains(key)
-
-    def each_key(self) -> Iterator[Key]:
-        return (key for key, _ in self.shelf.items())
 
     def get(self, key: Key, sub: bytes) -> bytes | None:
         payload = self._raw(key, sub)

@@ -6,15 +6,16 @@ held when the last batch was committed, for what has changed since). Decides tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.state.changes import Changes
-from godwit.state.keys import Key
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.shelf import P, Payload, Shelf
 
 Ops: TypeAlias = npt.NDArray[np.int8]
 Row: TypeAlias = tuple[Key, bytes | None, bytes | None]  # key, sub, value
@@ -83,3 +84,27 @@ class Table(Protocol):
     def settle_keys(self, keys: Iterable[Key]) -> None:
         """What these keys hold now is what they held at the last settled moment."""
         ...
+
+
+class Shelved(Generic[P]):
+    """A table whose base is on a shelf."""
+
+    _stage: Mapping[Key, Any]
+
+    def __init__(self, var: int, form: Payload[P], key_codec: KeyCodec) -> None:
+        self.var = var
+        self.shelf = Shelf(var, form, key_codec)
+
+    @property
+    def count(self) -> int:
+        return self.shelf.count
+
+    @property
+    def staged(self) -> bool:
+        return bool(self._stage)
+
+    def contains(self, key: Key) -> bool:
+        return self.shelf.contains(key)
+
+    def each_key(self) -> Iterator[Key]:
+        return (key for key, _ in self.shelf.items())

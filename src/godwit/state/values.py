@@ -14,8 +14,8 @@ import pyarrow as pa
 from godwit.state.changes import CLEAR, PUT, Changes
 from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.keys import Key, KeyCodec
-from godwit.state.shelf import Payload, Shelf
-from godwit.state.table import Moves, Ops, Row
+from godwit.state.shelf import Payload
+from godwit.state.table import Moves, Ops, Row, Shelved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
@@ -53,30 +53,15 @@ class _Undo:
         return self._before
 
 
-class ValueTable:
+class ValueTable(Shelved[bytes]):
     """Payloads by key; in the stage and in the undo None stands for none."""
 
     def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
-        self.var = var
-        self.shelf: Shelf[bytes] = Shelf(var, _FORM, key_codec)
+        super().__init__(var, _FORM, key_codec)
         self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, bytes | None] = {}
         self._stage_clears = False  # spares a look through the stage where nothing was cleared
         self._undo = _Undo()
-
-    @property
-    def count(self) -> int:
-        return self.shelf.count
-
-    @property
-    def staged(self) -> bool:
-        return bool(self._stage)
-
-    def contains(self, key: Key) -> bool:
-        return self.shelf.contains(key)
-
-    def each_key(self) -> Iterator[Key]:
-        return (key for key, _ in self.shelf.items())
 
     def get(self, key: Key) -> bytes | None:
         payload = self._raw(key)
