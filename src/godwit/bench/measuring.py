@@ -20,10 +20,13 @@ def measuring(settings: Settings, runs: int, batches: int, batch_rows: int, watc
 
 @contextmanager
 def _without_gauges(spark: SparkSession) -> Iterator[None]:
-    """Spark gives a host the environment that its context names when the host is started."""
+    """Spark gives a host the environment that its context names when the host is started.
+
+    It has workers of their own for each environment, so both sides are given one that nobody else uses.
+    """
     environment = spark.sparkContext.environment
     environment[SWITCH] = "1"
     try:
         yield
     finally:
-        del environment[SWITCH]
+        environment[SWITCH] = "0"

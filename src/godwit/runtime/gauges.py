@@ -43,7 +43,7 @@ class Gauges:
 
     began_s: float
     hot: HotKeys = field(default_factory=HotKeys)
-    on: bool = field(default_factory=lambda: SWITCH not in os.environ)
+    on: bool = field(default_factory=lambda: os.environ.get(SWITCH) != "1")
     _slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(SLOTS)])
     _working_s: float | None = None  # since when, while it works
     _turned_s: float = field(init=False)
