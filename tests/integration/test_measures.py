@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import godwit
+from godwit.control.offered import offered
 from tests.integration.nest import HASHED, Nest, route_hash
 from tests.spark.flocks import Count, wait_until
 
@@ -77,6 +78,7 @@ def test_hosts_tell_what_they_have_been_doing(nest: Nest) -> None:
 def test_what_comes_in_is_told_from_batches(nest: Nest) -> None:
     for batch in range(4):
         list(nest.run(batch, "0", [rows(list(range(200)))]))
-    offered = [instance["offered_rows_per_s"] for instance in told(nest).values()]
+    found = [instance["batches"] for instance in told(nest).values()]
+    assert [sum(rows for _, _, rows in batches) for batches in zip(*found, strict=True)] == [200] * 4
     # Each batch was made when the one before it had been worked off: as many came in as were applied.
-    assert 0 < sum(offered) <= 2 * 1000
+    assert 0 < (offered(found) or 0.0) <= 2 * 1000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from godwit.runtime.gauges import LONG_S, SHORT_S, Gauges
-from godwit.runtime.work import Counters
 
 
 def worked(gauges: Gauges, began_s: float, ended_s: float, rows: int = 0) -> None:
@@ -87,49 +86,3 @@ def test_switched_off_it_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     gauges.waited(2.0, 0.5)
     assert gauges.window(3.0, SHORT_S)["useful"] == 0.0
     assert gauges.window(3.0, SHORT_S)["wait_ms"] == 0.0
-
-
-# -- what comes in ---------------------------------------------------------------------------------------------------
-
-
-def counters(batches: list[tuple[int, int]], rows: int) -> Counters:
-    """From (began at ms, rows of the batches before), and rows by now."""
-    found = Counters(rows=rows)
-    found.recent.extend(batches)
-    return found
-
-
-def test_query_that_keeps_up_is_offered_what_it_applies() -> None:
-    assert counters([(0, 0), (500, 100), (1000, 200), (1500, 300), (2000, 400)], 500).offered() == pytest.approx(200)
-
-
-def test_query_that_falls_behind_is_offered_more_than_it_applies() -> None:
-    """1,000 rows a second come, 500 are applied: each batch has the rows of the time that the one before took."""
-    found = counters([(0, 0), (0, 0), (1000, 500), (3000, 1500), (7000, 3500)], 3600)
-    assert found.offered() == pytest.approx(1000)
-    assert found.rate() == pytest.approx(500)
-
-
-def test_the_first_batch_tells_nothing_of_when_its_successor_came() -> None:
-    """Spark has planned it long before it comes here, while Python starts: the next one has the rows of all that time."""
-    found = counters([(3000, 0), (3500, 100), (4000, 800), (4500, 900)], 900)
-    assert found.offered() == pytest.approx(200)
-
-
-def test_query_that_catches_up_is_offered_less() -> None:
-    found = counters([(0, 0), (8000, 8000), (12_000, 12_000), (14_000, 14_000), (15_000, 15_000)], 15_400)
-    assert found.offered() == pytest.approx(500, rel=0.01)
-
-
-def test_rows_of_the_last_batch_count_as_soon_as_they_tell_more() -> None:
-    before = counters([(0, 0), (1000, 100), (2000, 200), (3000, 300)], 300)
-    after = counters([(0, 0), (1000, 100), (2000, 200), (3000, 300)], 2300)
-    assert before.offered() == pytest.approx(100)
-    assert after.offered() == pytest.approx(1050), "2,100 rows in two seconds"
-
-
-@pytest.mark.parametrize(
-    "batches", [[], [(0, 0)], [(0, 0), (10, 5)], [(0, 0), (9, 1), (99, 2)], [(7, 0), (7, 1), (7, 2)]]
-)
-def test_too_few_batches_tell_nothing(batches: list[tuple[int, int]]) -> None:
-    assert counters(batches, 10).offered() is None

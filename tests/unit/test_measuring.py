@@ -33,7 +33,7 @@ class Flock:
 
 
 def instance(
-    useful: float = 0.5, offered: float | None = 500.0, hot: dict[int, int] | None = None, rows: int = 1000
+    useful: float = 0.5, offered: int = 500, hot: dict[int, int] | None = None, rows: int = 1000
 ) -> dict[str, Any]:
     window = {"useful": useful, "rows_per_s": 1000 * useful, "true_rows_per_s": 1000.0 if useful else None}
     window |= {"wait_ms": 1.0, "wait_ms_max": 2.0}
@@ -43,7 +43,7 @@ def instance(
         "instance": "count",
         "bytes": 100,
         "keys": 10,
-        "offered_rows_per_s": offered,
+        "batches": [[batch, 1000 * batch, offered] for batch in range(5)],
         "gauges": {"short": window, "long": window, "hot": {"rows": rows, "keys": keys}},
     }
 
@@ -61,7 +61,7 @@ def test_hosts_are_added_up() -> None:
 
 
 def test_warm_host_takes_no_part() -> None:
-    found = measuring({"host-0": instance(), "host-1": instance(0.0, None)}, warm=("host-1",))
+    found = measuring({"host-0": instance(), "host-1": instance(0.0)}, warm=("host-1",))
     assert found.sample().hosts == ("host-0",)
     assert list(found.sample().operators["count"].instances) == ["host-0"]
     assert found.roster() == (1, 1)
@@ -73,10 +73,10 @@ def test_host_that_is_away_is_named() -> None:
     assert measuring({"host-0": instance(), "host-1": None}, warm=("host-1",)).sample().silent == ()
 
 
-def test_what_comes_in_is_known_only_if_all_that_work_know_it() -> None:
-    assert measuring({"a": instance(), "b": instance(0.5, None)}).sample().operators["count"].offered_rows_per_s is None
-    idle = measuring({"a": instance(), "b": instance(0.0, 700.0)}).sample()
+def test_who_does_not_work_is_offered_nothing() -> None:
+    idle = measuring({"a": instance(), "b": instance(0.0, 700)}).sample()
     assert idle.operators["count"].offered_rows_per_s == 500.0, "its last batches were long ago"
+    assert measuring({"a": instance(0.0)}).sample().operators["count"].offered_rows_per_s == 0.0
 
 
 def test_hot_keys_have_their_share_of_all_rows_and_are_where_they_have_most() -> None:

@@ -345,7 +345,7 @@ class Instance(Remembered):
             "timers_fired": counters.timers_fired,
             "busy_s": counters.busy_s,
             "rows_per_second": counters.rate(),
-            "offered_rows_per_s": counters.offered(),
+            "batches": counters.batches(),
             "merges": bool(self.spec.merge),
             "touched_ms": self.times.processing_ms,
         }

@@ -205,7 +205,7 @@ class Remembered:
         self.watermark.next_batch()
         self.times = self._times(now_ms)
         self.merge = self.spec.merge
-        self.counters.recent.append((now_ms, self.counters.rows))
+        self.counters.recent.append((request.batch, now_ms, self.counters.rows))
 
     def _times(self, now_ms: int) -> Times:
         """A batch DataFrame has no watermark: PySpark shows -1."""

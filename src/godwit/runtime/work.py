@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from godwit.control.offered import KEPT
 from godwit.model.progress import BatchRef
 from godwit.runtime.rows import Index, Times
 from godwit.state.changes import Changes
@@ -18,7 +19,6 @@ Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and
 # Asks whether a run not seen before is the newest: request, last batch, fresh.
 Admit = Callable[[BatchRef, int, bool], None]
 SAMPLE_MAX = 2048
-OFFERED_MS_MIN = 1000  # what comes in is told over a second at least: single batches vary
 
 
 class Follower(Protocol):
@@ -63,7 +63,9 @@ class Counters:
     hashes: deque[tuple[int, Index]] = field(
         default_factory=lambda: deque(maxlen=64)
     )  # (each stands for, some of late)
-    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=20))  # (batch began at ms, rows so far)
+    recent: deque[tuple[int, int, int]] = field(
+        default_factory=lambda: deque(maxlen=KEPT)
+    )  # (batch, began at ms, rows before it)
 
     def sample(self, hashes: Index) -> None:
         """Remember some routing hashes, for telling what is hot: copies, because a view would keep its chunk alive."""
@@ -72,35 +74,16 @@ class Counters:
 
     def rate(self) -> float:
         """Rows a second over the last batches."""
-        if len(self.recent) < 2 or self.recent[-1][0] == self.recent[0][0]:
+        if len(self.recent) < 2 or self.recent[-1][1] == self.recent[0][1]:
             return 0.0
-        (began_ms, before), (ended_ms, after) = self.recent[0], self.recent[-1]
+        (_, began_ms, before), (_, ended_ms, after) = self.recent[0], self.recent[-1]
         return (after - before) * 1000 / (ended_ms - began_ms)
 
-    def offered(self) -> float | None:
-        """Rows a second that came in lately, applied yet or not; None before there have been batches enough.
-
-        The rows of a batch are those that came between the starts of the two batches before it, however long it takes to apply
-        them. What has been applied of the last batch so far is counted too if that makes it more. The first of all batches is
-        planned long before it comes here, while Python starts, so what follows it is not counted.
-        """
+    def batches(self) -> list[tuple[int, int, int]]:
+        """The last of them: number, when it began, and rows applied of it."""
         recent = list(self.recent)
-        earliest = 1 if len(recent) == self.recent.maxlen else 2
-        if len(recent) < earliest + 2:
-            return None
-        last = len(recent) - 1
-        first = next(
-            (
-                at
-                for at in range(last - 1, earliest - 1, -1)
-                if recent[last - 1][0] - recent[at - 1][0] >= OFFERED_MS_MIN
-            ),
-            earliest,
-        )
-        began_ms = recent[first - 1][0]
-        spans = ((recent[last][1], recent[last - 1][0]), (self.rows, recent[last][0]))
-        rates = [(rows - recent[first][1]) * 1000 / (until - began_ms) for rows, until in spans if until > began_ms]
-        return max(rates, default=None)
+        ends = [before for _, _, before in recent[1:]] + [self.rows]
+        return [(batch, began_ms, end - before) for (batch, began_ms, before), end in zip(recent, ends, strict=False)]
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from godwit.control.measures import METRICS, HotKey, Load, OperatorLoad, Sample
+from godwit.control.offered import offered
 from godwit.errors import GodwitError
 from godwit.spark.hosting import Hosts
 from godwit.spark.membership import Membership
@@ -82,10 +83,9 @@ def _instance(told: Mapping[str, Any]) -> Load:
 
 
 def _offered(told: Told) -> float | None:
-    """What comes in, of all instances; None if one that works cannot tell yet. One that does not work is offered nothing."""
-    working = [one for one in told.values() if one["gauges"]["short"]["useful"] > 0]
-    offered = [one["offered_rows_per_s"] for one in working]
-    return None if None in offered else sum(offered)
+    """What comes in, of all instances. One that does not work is offered nothing: its last batches may have been long ago."""
+    working = [one["batches"] for one in told.values() if one["gauges"]["short"]["useful"] > 0]
+    return offered(working) if working else 0.0
 
 
 def _line(told: Mapping[str, Any]) -> dict[str, Any]:
