@@ -210,6 +210,19 @@ def test_the_newest_run_of_a_series_counts_and_the_others_are_said_to_be_left_ou
     assert "Left out, because the same was measured again later: 1 run, 1 of them not exact." in text
 
 
+def test_takeovers_that_were_not_made_are_told_with_the_reason() -> None:
+    reasons = [None, "[GODWIT-HOST-UNAVAILABLE] timers have fired here (host=host-1)", None]
+    made = [
+        line(random.Random(1), "E5", "godwit", way, at, taken_over=way == "standby" and reason is None, reason=reason)
+        for way in ("standby", "storage")
+        for at, reason in enumerate(reasons)
+    ]
+    told = "in 1 of 3 runs nobody took over, and the host was started again from storage (timers have fired here)."
+    text = markdown(evaluation(made))
+    assert f"standby: {told}" in text
+    assert text.count("nobody took over") == 1, "from storage nobody ever does"
+
+
 def test_a_line_written_again_after_a_resume_counts_once() -> None:
     first = line(random.Random(1), "E1", "godwit", "live", 0, peak_jitter_p99_ms=10.0)
     again = {**first, "peak_jitter_p99_ms": 20.0}

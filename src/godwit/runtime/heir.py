@@ -52,8 +52,12 @@ class Answers:
         said = None
         while not self._said.empty():
             said = self._said.get()
-        if said is None or said["kind"] != kind:
-            told = "nothing" if said is None else said["kind"]
+        told = "nothing" if said is None else said["kind"]
+        if told == "declined":
+            raise HostUnavailable(
+                "timers of this batch have fired here, and the lost host had not come to firing its own"
+            )
+        if told != kind:
             raise HostUnavailable(f"the keys cannot be taken over in this batch: {told} was said, not {kind}")
 
 

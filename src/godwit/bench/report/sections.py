@@ -159,8 +159,20 @@ def _notes(groups: Sequence[Group]) -> Iterator[Block]:
     if any(not run.sustained for group in groups for run in group.runs):
         yield Words(f"{LATE} did not carry the load: rows queue, and its latencies grow with the length of the run.")
     for group in groups:
+        yield from _not_taken_over(group)
         for fault in dict.fromkeys(run.fault for run in group.runs if run.fault):
             yield Words(f"Not exact: {group.look.label}: {fault}.", wrong=True)
+
+
+def _not_taken_over(group: Group) -> Iterator[Block]:
+    """Where others were to take over; ways by which nobody ever does are meant to be so."""
+    stayed = [run for run in group.runs if run.line.get("taken_over") is False]
+    if 0 < len(stayed) < len(group.runs):
+        reasons = ", ".join(dict.fromkeys(run.text("reason").split("] ")[-1].split(" (host=")[0] for run in stayed))
+        told = (
+            f"in {len(stayed)} of {len(group.runs)} runs nobody took over, and the host was started again from storage"
+        )
+        yield Words(f"{group.look.label}: {told} ({reasons}).")
 
 
 def _setting(panel: Panel) -> str:
