@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 from typing import Any
 
 from benchmarks.record import RESULTS
@@ -76,7 +77,7 @@ def _span(rows: list[Row], name: str) -> str:
     found = sorted(row[name] for row in rows if row[name] is not None)
     if not found:
         return "-"
-    return f"{found[0]:.1f}" if len(found) == 1 else f"{found[len(found) // 2]:.1f} ({found[0]:.1f}-{found[-1]:.1f})"
+    return f"{found[0]:.1f}" if len(found) == 1 else f"{median(found):.1f} ({found[0]:.1f}-{found[-1]:.1f})"
 
 
 def _day() -> list[str]:
