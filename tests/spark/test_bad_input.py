@@ -430,6 +430,7 @@ def copied(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target))
 
 
+@pytest.mark.long
 def test_checkpoints_that_do_not_belong_together(life: Life) -> None:
     life.case.add("a", "b")
     assert life.run() == ""
