@@ -20,6 +20,7 @@ from godwit.control.planner import Measured
 from godwit.control.report import Course
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.migration import BUILT_IN, PROTOCOLS
+from godwit.model.ownership import Stand
 from godwit.model.units import Unit, Units
 from godwit.spark.history import History
 from godwit.spark.hosting import Hosts
@@ -147,7 +148,13 @@ class Carrier:
         """What has moved, by the word of both hosts, once they agree."""
         move = course.move
         while True:
-            origin, target = (self._owners.ask(host, move.operator) for host in (move.origin, move.target))
+            origin = self._owners.ask(move.origin, move.operator)
+            try:
+                target = self._owners.ask(move.target, move.operator)
+            except HostUnavailable:
+                if origin is None or any(origin.share(unit).stand is not Stand.MINE for unit in left):
+                    raise
+                return {}  # it was lost for good, and had got nothing yet
             if origin is None or target is None:
                 return {}
             moved = recovery.settled(left, origin, target)
