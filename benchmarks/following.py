@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.record import RESULTS
+from godwit.bench.elasticity import CALM_S
 
 Row = dict[str, Any]
-CALM_S = 20  # of a run, before the step
 
 
 def following_part() -> list[str]:

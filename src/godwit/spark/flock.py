@@ -40,10 +40,7 @@ from godwit.spark.measuring import Measuring
 from godwit.spark.membership import Membership
 from godwit.spark.migrations import Migration
 from godwit.spark.noticing import Noticing
-from godwit.spark.operators import (
-    Definition,
-    OperatorOptions,
-)
+from godwit.spark.operators import Definition, OperatorOptions
 from godwit.spark.owners import Owners, RoutingView
 from godwit.spark.reconfigure import Reconfiguration
 from godwit.spark.requests import MoveOptions, asked_units
@@ -295,8 +292,7 @@ class Flock:
         definition = Definition(
             frame, key_names(keys), statefulProcessor, name, "row", outputStructType, outputMode, timeMode, options
         )
-        self._check_open()
-        return self._definer.define(definition, initialState)
+        return self._operator(definition, initialState)
 
     def transformWithStateInPandas(
         self,
@@ -315,8 +311,7 @@ class Flock:
         definition = Definition(
             frame, key_names(keys), statefulProcessor, name, "pandas", outputStructType, outputMode, timeMode, options
         )
-        self._check_open()
-        return self._definer.define(definition, initialState)
+        return self._operator(definition, initialState)
 
     def process(
         self,
@@ -332,8 +327,11 @@ class Flock:
     ) -> DataFrame:
         """A native processor, or one of `godwit.windows`: called with whole chunks, vectorised over keys."""
         definition = Definition(frame, key_names(keys), processor, name, "native", None, outputMode, timeMode, options)
+        return self._operator(definition, initialState)
+
+    def _operator(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
         self._check_open()
-        return self._definer.define(definition, initialState)
+        return self._definer.define(definition, initial)
 
     def _check_open(self) -> None:
         if self._closed:
