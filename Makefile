@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 
-.PHONY: help venv lint test test-unit test-long sim faults bench bench-throughput bench-recovery bench-migration bench-evaluation bench-quick bench-report peers demo clean
+.PHONY: help venv lint test test-unit test-long sim faults bench bench-throughput bench-compare bench-recovery bench-migration bench-evaluation bench-quick bench-report peers demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench: bench-throughput bench-recovery bench-migration bench-evaluation bench-re
 
 bench-throughput: venv ## rows per second and batch latency, beside Spark's own operators
 	$(WITH_JAVA) $(BIN)/python -m benchmarks.throughput $(ARGS)
+
+bench-compare: venv ## rows per second of this tree beside another commit: make bench-compare BASE=main
+	$(WITH_JAVA) $(BIN)/python -m benchmarks.compare $(if $(BASE),--base $(BASE)) $(ARGS)
 
 bench-recovery: venv ## how soon a killed host serves again
 	$(WITH_JAVA) $(BIN)/python -m benchmarks.recovery $(ARGS)
