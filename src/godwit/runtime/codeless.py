@@ -21,6 +21,7 @@ class Codeless:
     """Stands where an adapter would."""
 
     current_key: Key | None = None
+    current_call: int = 0
 
     def __init__(self, spec: OperatorSpec) -> None:
         self.variables: tuple[Variable, ...] = spec.variables

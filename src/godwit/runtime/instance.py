@@ -328,6 +328,10 @@ class Instance(Remembered):
             "batch": self.progress.batch,
         }
 
+    def current_call(self) -> int:
+        """Tells the calls of user code that a request needs from each other."""
+        return 0 if self.adapter is None else self.adapter.current_call
+
     def status(self) -> dict[str, Any]:
         counters = self.counters
         return {

@@ -393,6 +393,7 @@ class NativeAdapter:
     """A native processor bound to an input schema and, once opened, to an instance's state."""
 
     current_key: Key | None = None  # many keys at once: there is no current one
+    current_call: int = 0  # and all in one call
 
     def __init__(
         self, processor: Processor, input_schema: pa.Schema, key_names: Sequence[str], tz: str = "UTC"

@@ -115,6 +115,11 @@ class Adapter(Protocol):
     @property
     def current_key(self) -> Key | None: ...
 
+    @property
+    def current_call(self) -> int:
+        """Another number for every call of user code within `process`, `expire` or `initialise`: each may take its time."""
+        ...
+
 
 def no_outputs(schema: pa.Schema) -> Outputs:
     arrays = [pa.array([], field.type) for field in schema]

@@ -100,7 +100,7 @@ class Seats:
         limit = self._memory_max_bytes
         scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
         instance = Instance(name, spec, KeyedState(spec.variables, key_codec, scratch, limit), key_codec)
-        instance.guard = lambda: self._watch.over(instance.spec.timeout_s, instance.describe)
+        instance.guard = lambda: self._watch.over(instance.spec.timeout_s, instance.describe, instance.current_call)
         return instance
 
     def define_all(self, answer: dict[str, Any]) -> None:

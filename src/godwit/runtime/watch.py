@@ -3,6 +3,10 @@
 Python cannot stop a thread from outside, but it can raise an exception in one at the next bytecode. That ends most hangs with
 the state as it was. A hang inside C code cannot be reached that way: then the host leaves an obituary and exits, and the
 next generation starts from what is durable.
+
+A chunk may be many calls of user code. The thread that makes them only counts them; this thread looks at the count, and a call
+that it sees for the first time begins then. So the time that a call may take is never cut short, and a call costs one
+assignment; a call that hangs is noticed up to two looks late.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 
 from godwit.errors import ProcessorTimeout
 
+LOOK_S = 0.2
 GRACE_S = 5.0
 INTERRUPT_S = 1.0  # an interrupt strikes at the next bytecode; one that has not by then was swallowed by user code
 
@@ -31,6 +36,8 @@ class _Call:
     since: float
     timeout_s: float
     describe: Callable[[], dict[str, Any]]
+    count: Callable[[], int]
+    counted: int
     interrupted: bool = False
     where: dict[str, Any] = field(default_factory=dict)  # what it was doing when it was interrupted
 
@@ -53,8 +60,11 @@ class Watch:
         self._thread.join()
 
     @contextmanager
-    def over(self, timeout_s: float, describe: Callable[[], dict[str, Any]]) -> Iterator[None]:
-        call = _Call(threading.get_ident(), time.monotonic(), timeout_s, describe)
+    def over(
+        self, timeout_s: float, describe: Callable[[], dict[str, Any]], count: Callable[[], int] = lambda: 0
+    ) -> Iterator[None]:
+        """Watch what this thread does from here on. `count` gives another number whenever a further call has begun."""
+        call = _Call(threading.get_ident(), time.monotonic(), timeout_s, describe, count, count())
         with self._lock:
             self._calls[call.thread] = call
         try:
@@ -85,12 +95,17 @@ class Watch:
             raise _timeout(call) from None
 
     def _run(self) -> None:
-        while not self._stop.wait(0.2):
-            now = time.monotonic()
+        while not self._stop.wait(LOOK_S):
             with self._lock:
-                overdue = [call for call in self._calls.values() if now - call.since > call.timeout_s]
-                for call in overdue:
-                    self._act(call, now)
+                for call in self._calls.values():
+                    self._look(call)
+
+    def _look(self, call: _Call) -> None:
+        counted, now = call.count(), time.monotonic()  # in this order: a call seen first has not begun later than now
+        if counted != call.counted and not call.interrupted:
+            call.counted, call.since = counted, now
+        elif now - call.since > call.timeout_s:
+            self._act(call, now)
 
     def _act(self, call: _Call, now: float) -> None:
         if not call.interrupted:

@@ -34,10 +34,11 @@ VALUE_BYTES_MAX: Final = 64 << 20
 class Scope:
     """Whose state user code may touch right now: no one's while `key` is None."""
 
-    __slots__ = ("declaring", "key", "public", "state", "time_mode", "tz", "value_bytes_max")
+    __slots__ = ("call", "declaring", "key", "public", "state", "time_mode", "tz", "value_bytes_max")
 
     def __init__(self, time_mode: str, tz: str, value_bytes_max: int, public: Callable[[Key], Key]) -> None:
         self.key: Key | None = None
+        self.call = -1  # which call of user code is going on, of those that a chunk needs
         self.declaring = True
         self.state: KeyedState | None = None
         self.time_mode = time_mode

@@ -133,6 +133,7 @@ class _StatefulAdapter:
         def calls() -> None:
             for position, key in enumerate(rows.keys):
                 scope.key = key
+                scope.call = position
                 sink.consume(handle(public(key), inputs(position), timer_values))
 
         self._run(scope, "handleInputRows", calls)
@@ -143,8 +144,9 @@ class _StatefulAdapter:
         timer_values, handle = self._timer_values(times), self._processor.handleExpiredTimer
 
         def calls() -> None:
-            for expiry_ms, key in timers:
+            for position, (expiry_ms, key) in enumerate(timers):
                 scope.key = key
+                scope.call = position
                 info = ExpiredTimerInfo(expiry_ms)
                 sink.consume(handle(key=public(key), timerValues=timer_values, expiredTimerInfo=info))
                 state, _ = scope.here("a timer")
@@ -162,6 +164,7 @@ class _StatefulAdapter:
             for position, key in enumerate(rows.keys):
                 scope.key = key
                 for initial in inputs(position):
+                    scope.call += 1
                     handle(public(key), initial, timer_values)
 
         self._run(scope, "handleInitialState", calls)
@@ -174,6 +177,10 @@ class _StatefulAdapter:
     @property
     def current_key(self) -> Key | None:
         return None if self._scope is None else self._scope.key
+
+    @property
+    def current_call(self) -> int:
+        return -1 if self._scope is None else self._scope.call
 
     @property
     def _opened(self) -> Scope:
@@ -198,6 +205,7 @@ class _StatefulAdapter:
             raise _failed(error, name, scope.shown_key) from error
         finally:
             scope.key = None
+            scope.call = -1
 
     def _outputs(self, sink: Sink, keys: Sequence[Key], row_index: Index) -> Outputs:
         try:
