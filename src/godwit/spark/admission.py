@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from godwit.errors import CheckpointMismatch, StaleRun, UnsupportedQuery
+from godwit.spark.streams import initial_offsets, offsets_of, sources_under
 
 _REFUSED = {
     "AsyncProgressTrackingMicroBatchExecution": (
@@ -39,7 +40,7 @@ class Admission:
         self._spark = spark
         self._accept_gaps = accept_gaps
         self.bindings: dict[str, Binding] = {}
-        self.sources: dict[str, int] = {}
+        self.sources: dict[str, frozenset[int]] = {}  # by operator: the columns of the streams under it
         self.merges: dict[str, bool] = {}  # whether the operator's rows are gathered in blocks
 
     def admit(self, request: dict[str, Any]) -> None:
@@ -71,24 +72,18 @@ class Admission:
     def _check_gap(self, execution: Any, request: dict[str, Any]) -> None:
         """Between the last batch known here and this one, Spark must have had nothing for this operator."""
         first, batch = request["last_batch"] + 1, request["batch"]
-        before = self._offsets(execution, first - 1) if first else ["-"]
+        sources = sources_under(execution, self.sources.get(request["operator"], frozenset()))
+        before = offsets_of(execution, first - 1, sources) if first else initial_offsets(sources)
         for skipped in range(first, batch):
-            offsets = self._offsets(execution, skipped)
-            if not self._all_under(request["operator"], offsets):
-                return  # sources of other operators advance too; what they did cannot be told apart
-            if offsets != before:
+            offsets = offsets_of(execution, skipped, sources)
+            if offsets is None or before is None or any(map(_advanced, offsets, before)):
                 raise CheckpointMismatch(_gap(request, skipped), todo=_GAP_TODO, operator=request["operator"])
             before = offsets
 
-    def _all_under(self, operator: str, offsets: list[str] | None) -> bool:
-        return offsets is None or len(offsets) == self.sources.get(operator, len(offsets))
 
-    def _offsets(self, execution: Any, batch: int) -> list[str] | None:
-        found = execution.offsetLog().get(batch)
-        if not found.isDefined():
-            return None
-        text: str = found.get().toString()
-        return text.strip("[]").split(", ")
+def _advanced(offset: str | None, before: str | None) -> bool:
+    """A source that Spark has asked for nothing yet has no offset."""
+    return offset is not None and offset != before
 
 
 _GAP_TODO = (

@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from godwit.control.heartbeats import TICK_S
 from godwit.errors import DefinitionError, NotEnoughSlots
@@ -87,11 +87,3 @@ def slots_of(spark: SparkSession) -> int:
     """Task slots that Spark has now."""
     context: Any = spark.sparkContext._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
-
-
-def source_count(frame: DataFrame, ticks: bool) -> int:
-    """Streaming sources under an operator, its timers' included."""
-    plan: Any = frame._jdf.queryExecution().analyzed()
-    leaves = plan.collectLeaves()
-    count = sum(1 for i in range(leaves.size()) if leaves.apply(i).isStreaming())
-    return count + int(ticks)

@@ -21,7 +21,6 @@ from godwit.runtime.router import Router
 from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.spark import timers
 from godwit.spark.admission import Admission, Binding
-from godwit.spark.arguments import source_count
 from godwit.spark.home import Home
 from godwit.spark.hosting import Hosts
 from godwit.spark.initial import by_owner, initial_rows
@@ -41,6 +40,7 @@ from godwit.spark.operators import (
     with_ticks,
 )
 from godwit.spark.owners import Owners
+from godwit.spark.streams import stream_columns
 
 
 class Definer:
@@ -84,7 +84,7 @@ class Definer:
         if start is not None and operator.spec.ephemeral:
             operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
         self._check_kept(operator)
-        self._admission.sources[definition.name] = source_count(definition.frame, operator.spec.time_mode != "none")
+        self._admission.sources[definition.name] = stream_columns(definition.frame, without=timers.FORMAT)
         self._admission.merges[definition.name] = bool(operator.spec.merge)
         with self._members.changing:
             ephemeral = operator.spec.ephemeral
@@ -139,7 +139,9 @@ class Definer:
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
         rows = partitioned(with_identity(definition, route.numbering))
         if definition.frame.isStreaming and operator.spec.time_mode != "none":
-            rows = with_ticks(rows, timers.ticks(self._spark, route))
+            ticks = timers.ticks(self._spark, route)
+            self._admission.sources[definition.name] |= stream_columns(ticks)
+            rows = with_ticks(rows, ticks)
         return routed(rows, route, self._incarnation)
 
     def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
