@@ -1,7 +1,7 @@
 """An application with fewer task slots than partitions, whose hosts are hit in the middle of a batch.
 
-Run as `python -m tests.faults.narrow <config.json>`; the configuration is `Narrow`. The hosts hit themselves while they apply the
-first rows of the second batch, when most of its partitions still wait for a slot: so the slot of a lost host goes to a router.
+Run as `python -m tests.faults.narrow <config.json>`; the configuration is `Narrow`. The hosts hit themselves while they apply
+the first rows of the second batch, when most of its partitions still wait for a slot: so the slot of a lost host goes to a router.
 """
 
 from __future__ import annotations

@@ -43,11 +43,15 @@ def test_a_lost_host_gets_a_slot_although_routers_hold_all(tmp_path: Path) -> No
         pytest.param({"victims": ("host-0", "host-1"), "master": "local[3]"}, id="both-hosts-one-slot"),
         pytest.param({"recovery": "parallel"}, id="parallel"),
         pytest.param({"recovery": "parallel", "victims": ("host-0", "host-1")}, id="parallel-without-heirs"),
-        pytest.param({"recovery": "parallel", "hosts": 1, "victims": ("host-0",), "master": "local[2]"}, id="only-host"),
+        pytest.param(
+            {"recovery": "parallel", "hosts": 1, "victims": ("host-0",), "master": "local[2]"}, id="only-host"
+        ),
         pytest.param({"batch_query": True}, id="batch-query"),
         pytest.param({"how": "SIGSTOP"}, id="stopped"),
         pytest.param({"conf": {"spark.scheduler.mode": "FAIR"}}, id="fair"),
-        pytest.param({"conf": {"spark.scheduler.mode": "FAIR"}, "hosts": 4, "master": "local[5]"}, id="fair-many-hosts"),
+        pytest.param(
+            {"conf": {"spark.scheduler.mode": "FAIR"}, "hosts": 4, "master": "local[5]"}, id="fair-many-hosts"
+        ),
         pytest.param({"master": "local-cluster[2,2,1024]"}, id="cluster"),
     ],
 )

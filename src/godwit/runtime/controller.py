@@ -42,8 +42,12 @@ class Controller:
         address: str | None = None,
         backup_peer: Callable[[str], str | None] = lambda _: None,
         restored: Callable[[str], None] = lambda _: None,
+        waits: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`address`: under which hosts reach it, if not the one it listens on. `restored`: told of a host from a backup."""
+        """`address`: under which hosts reach it, if not the one it listens on. `restored`: told of a host from a backup.
+
+        `waits`: a Spark task waits for a host; whether Spark has been asked to end that task.
+        """
         self._operators: dict[str, tuple[Operator, Routing | None]] = {}
         self._hosts: dict[str, Registered] = {}
         self._failures: dict[str, GodwitError] = {}
@@ -60,6 +64,7 @@ class Controller:
             "definitions": self._action_definitions,
             "admit": self._action_admit,
             "active_scopes": lambda _: {"scopes": self._active_scopes()},
+            "waits": lambda request: {"leave": waits(request["attempt"])},
             "backup_peer": lambda request: {"peer": self._backup_peer(request["host"])},
         }
         self._service = Service(bind, token, actions)

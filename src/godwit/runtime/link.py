@@ -20,6 +20,7 @@ from godwit.errors import HostUnavailable, StaleGeneration
 from godwit.runtime.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
 from godwit.runtime.link_pieces import Finish, Piece
 from godwit.runtime.link_stream import Stream
+from godwit.runtime.room import FOR_LEASE_S, Asks, Room
 from godwit.runtime.route import Route, Task
 from godwit.runtime.rows import Index
 from godwit.transport import wire
@@ -45,6 +46,7 @@ class Link:
         self._schema = schema
         self._left = left
         self._directory = host_directory(route.checkpoint, host)
+        self._room = Room(route.controller, route.token, task.attempt)
         self._unanswered: deque[Piece | Finish] = deque()
         self._owed: deque[tuple[Stream | None, Piece]] = deque()  # answered (there), and perhaps not dealt with
         self._seen = 0
@@ -95,7 +97,7 @@ class Link:
         self._stream = Stream(
             self._directory,
             lease,
-            self._route.token,
+            self._room,
             self._schema,
             operator=self._route.operator,
             scope=task.scope,
@@ -150,6 +152,7 @@ class Link:
         began = time.monotonic()
         self._deadline = self._deadline or began + self._route.wait_s
         pause_s = 0.002
+        asks = Asks(self._room, FOR_LEASE_S)
         while True:
             lease = self._read_lease()
             if lease is not None and lease != self._lease:
@@ -166,6 +169,8 @@ class Link:
                     operator=self._route.operator,
                     host=self.host,
                 )
+            if asks.look():
+                self._room.check()
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.05)
 
@@ -181,6 +186,7 @@ class Link:
         """The stream broke. If the host ended itself because of us, say why; otherwise go on with its successor."""
         self._begun = False
         self._hang_up()
+        self._room.check()
         if self._deadline is None:  # it had been up: to find nobody at an address is no sign of refusal
             self._breaks += 1
         if self._breaks > BREAKS_MAX:

@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 
 from godwit.runtime.leases import Lease
 from godwit.runtime.link_pieces import Finish, Piece
+from godwit.runtime.room import Room
 from godwit.runtime.waits import WAITS
 from godwit.transport import wire
 from godwit.transport.flight import GONE, Client, wrong_token
@@ -29,10 +30,10 @@ ENDED_S = 1.0  # within which the reading thread has seen the end of a stream th
 class Stream:
     """`directory` is the host's: there it is told when this generation is over, should the stream not show it."""
 
-    def __init__(self, directory: Path, lease: Lease, token: str, schema: pa.Schema, **header: Any) -> None:
-        self._directory, self._lease = directory, lease
+    def __init__(self, directory: Path, lease: Lease, room: Room, schema: pa.Schema, **header: Any) -> None:
+        self._directory, self._lease, self._room = directory, lease, room
         self._address = address = lease.address
-        self._client = Client(address, token, CONNECT_S)
+        self._client = Client(address, room.token, CONNECT_S)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
             self._writer, self._reader = self._client.exchange(**header)
@@ -48,7 +49,7 @@ class Stream:
         self._draining.start()
 
     def _waiting(self) -> AbstractContextManager[None]:
-        return WAITS.over(self._directory, self._lease, self._reader.cancel)
+        return WAITS.over(self._directory, self._lease, self._reader.cancel, self._room)
 
     def _drain(self) -> None:
         while True:

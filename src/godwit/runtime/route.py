@@ -22,6 +22,7 @@ class Route:
     `numbering` says what tells the rows of a batch apart when it is read again: their position in the partition, their
     content (after a shuffle, which has no order of its own), or lane and sequence columns. `timers`: whether the operator has
     any, which fire at the beginning of a batch. `merge`: how rows of a hot key become one, in batches that are begun so.
+    `controller`: the driver's address, for tasks that wait for a host.
     """
 
     operator: str
@@ -38,16 +39,19 @@ class Route:
     incarnation: str = ""
     timers: bool = False
     merge: Merge = ()
+    controller: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """Which task this is: lane, batch, and the scope of a batch DataFrame's evaluation.
 
-    A lane that has rows (or a tick) carries what timers put out, if it is the first to open the batch at a host.
+    A lane that has rows (or a tick) carries what timers put out, if it is the first to open the batch at a host. `attempt`:
+    Spark's own number of this attempt.
     """
 
     request: BatchRef
     lane: str
     scope: str | None = None
     carries: bool = True
+    attempt: int | None = None

@@ -19,6 +19,7 @@ from godwit.errors import HostUnavailable, from_json
 from godwit.model.ownership import Ownership, Stand
 from godwit.runtime.export import rows_of_state
 from godwit.runtime.leases import check_owner, host_directory, read_lease
+from godwit.runtime.room import FOR_LEASE_S, Asks, Room
 from godwit.runtime.spec import OperatorSpec
 from godwit.runtime.tables import read_routing
 from godwit.state.keys import KeyCodec
@@ -39,18 +40,22 @@ class StateReader:
     incarnation: str
     token: str = field(repr=False)
     patience_s: float = 30.0
+    controller: str = ""
 
-    def read(self, position: int) -> Iterator[pa.RecordBatch]:
-        """Rows of the keys of these groups, with the hosts that own them, and their epochs."""
+    def read(self, position: int, attempt: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Rows of the keys of these groups, with the hosts that own them, and their epochs. `attempt`: the Spark task's."""
         host, groups = self.parts[position]
         wanted = _Wanted(set(groups))
         deadline_s = time.monotonic() + self.patience_s
         asked = [host]
+        asks = Asks(Room(self.controller, self.token, attempt), FOR_LEASE_S)
         while wanted:
             for each in asked:
                 yield from self._read(each, wanted)
             if wanted:
                 self._check_may_come(wanted, deadline_s)
+                if asks.look():
+                    asks.room.check()
                 time.sleep(PAUSE_S)
                 asked = self._others(host)
 

@@ -2,7 +2,8 @@
 
 A process that is stopped, or a machine that vanishes, leaves its streams open. Whether the host is lost is not decided here:
 whoever waits goes on waiting until the host's lease is another's or gone, which is so when the lost host has a successor or
-heirs. Only who has waited for a while asks, so nothing is read while answers come.
+heirs. Only who has waited for a while asks, so nothing is read while answers come. A host that answers late may itself wait for
+a lost one: so the driver is asked, too, whether that one needs the task slot of whoever waits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from godwit.runtime.leases import Lease, read_lease
+from godwit.runtime.room import FOR_ANSWER_S, Asks, Room
 
 ASK_S: Final = 0.25
 
@@ -26,6 +28,7 @@ class _Wait:
     lease: Lease | None
     cancel: Callable[[], None]
     since_s: float
+    asks: Asks | None
 
 
 class Waits:
@@ -37,10 +40,15 @@ class Waits:
         self._asking: threading.Thread | None = None
 
     @contextmanager
-    def over(self, directory: Path, lease: Lease | None, cancel: Callable[[], None]) -> Iterator[None]:
-        """What is done in here waits for the host of this lease; `cancel` ends it, called by another thread, perhaps often."""
+    def over(
+        self, directory: Path, lease: Lease | None, cancel: Callable[[], None], room: Room | None = None
+    ) -> Iterator[None]:
+        """What is done in here waits for the host of this lease; `cancel` ends it, called by another thread, perhaps often.
+
+        `room`: of the Spark task that waits, if it is one.
+        """
         me = threading.get_ident()
-        wait = _Wait(directory, lease, cancel, time.monotonic())
+        wait = _Wait(directory, lease, cancel, time.monotonic(), None if room is None else Asks(room, FOR_ANSWER_S))
         with self._lock:
             self._waits[me] = wait
             if self._asking is None:
@@ -59,7 +67,7 @@ class Waits:
             with self._lock:
                 long = [wait for wait in self._waits.values() if now_s - wait.since_s > ASK_S]
             for wait in long:
-                if _in_vain(wait):
+                if _in_vain(wait) or (wait.asks is not None and wait.asks.look()):
                     wait.cancel()
 
 

@@ -134,6 +134,7 @@ class Definer:
             incarnation=self._incarnation,
             timers=spec.time_mode != "none",
             merge=spec.merge,
+            controller=self._controller.address,
         )
 
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
@@ -150,8 +151,9 @@ class Definer:
         incarnation = self._incarnation
 
         def body(batches: Iterator[Any]) -> Iterator[Any]:
-            lane = current_task(incarnation).lane
-            task = Task(BatchRef("initial", "initial", INITIAL_BATCH), f"initial-{lane}")
+            now = current_task(incarnation)
+            batch = BatchRef("initial", "initial", INITIAL_BATCH)
+            task = Task(batch, f"initial-{now.lane}", attempt=now.attempt)
             return Router(replace(route, numbering="position", event_time=None, merge=()), task).run(batches, schema)
 
         frame.mapInArrow(body, "none int").count()

@@ -45,6 +45,7 @@ from godwit.spark.owners import Owners, RoutingView
 from godwit.spark.reconfigure import Reconfiguration
 from godwit.spark.requests import MoveOptions, asked_units
 from godwit.spark.rescuing import Recovery, Rescuer
+from godwit.spark.slots import Slots
 from godwit.spark.state_view import state_frame
 from godwit.spark.status import flock_status
 from godwit.state.changelog import Durability
@@ -136,6 +137,7 @@ class Flock:
     def _wire(self, recovery: Recovery, silent_s: float | None, wait_s: float) -> None:
         """Who does what, and whom each knows."""
         spark, bind, token = self._spark, self._settings.bind, self._settings.token
+        self._slots = Slots(spark.sparkContext, self._home.flock)
         driver = spark.sparkContext.getConf().get("spark.driver.host") if bind in ALL else None
         self._controller = Controller(
             bind,
@@ -146,6 +148,7 @@ class Flock:
             address=driver,
             backup_peer=self._keeper_of,
             restored=self._restored,
+            waits=self._slots.waits,
         )
         self._keepers = Keepers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
         self._hosts = Hosts(self._job, self._controller, token)
@@ -219,7 +222,7 @@ class Flock:
             self._noticing.address,
         )
         context, forget = self._spark.sparkContext, self._noticing.forget
-        return HostJob(context, self._home.flock, config, self._controller, self._lost, forget)
+        return HostJob(context, config, self._controller, self._slots, self._lost, forget)
 
     def _lost(self, host: str, noticed: str = TASK_ENDED) -> bool:
         self._noticing.forget(host)  # Spark may have started it again by itself, and the job goes on
@@ -352,7 +355,8 @@ class Flock:
     def state(self, name: str) -> DataFrame:
         """Committed state of an operator: the key columns, host, epoch, a column per state variable, and timers."""
         self._check_open()
-        return state_frame(self._spark, self._home, self._incarnation, self._settings.token, *self._definer.known(name))
+        known, token = self._definer.known(name), self._settings.token
+        return state_frame(self._spark, self._home, self._incarnation, token, *known, self._controller.address)
 
     def status(self) -> dict[str, Any]:
         """Hosts with generation, address and restarts; per operator and host the keys, bytes, rows, rates and lag."""

@@ -16,6 +16,7 @@ from godwit.errors import Bug, CheckpointUnusable, Fenced, GodwitError, HostUnav
 from godwit.runtime.controller import Controller
 from godwit.runtime.host import Host, HostConfig
 from godwit.runtime.leases import check_owner, drop_lease, host_directory, read_lease, write_failure
+from godwit.spark.slots import Slots
 from godwit.transport.flight import Client
 
 START_TIMEOUT_S = 120.0
@@ -75,9 +76,9 @@ class HostJob:
     def __init__(
         self,
         context: SparkContext,
-        flock: str,
         config: HostConfig,
         controller: Controller,
+        slots: Slots,
         lost: Callable[[str, str], bool],
         forget: Callable[[str], None],
     ) -> None:
@@ -90,7 +91,8 @@ class HostJob:
         self.last_end = ""
         self._context = context
         self._controller = controller
-        self._name = f"godwit-{flock}-{config.host}"
+        self._slots = slots
+        self._name = slots.name(config.host)
         self._group = ""  # of the job that runs: each has its own, so that none is ended for the silence of another
         self._ended = 0  # the newest generation whose job has ended
         self._noticed = TASK_ENDED
@@ -108,6 +110,7 @@ class HostJob:
             self._run_once()
             self._ended = self._generation()
             self._forget(self.config.host)
+            self._drop_lease(self._ended)
             served = self._generation() > before and not self._stopping.is_set()
             if served and self._lost(self.config.host, self._noticed):
                 return
@@ -145,6 +148,7 @@ class HostJob:
         self._group = f"{self._name}-{self.restarts}"
         # Not interrupted: Spark's thread would not heed it, but spin. Spark ends the process itself when 2 to 4 s have passed.
         self._context.setJobGroup(self._group, f"godwit {config.host}", interruptOnCancel=False)
+        self._slots.reserve(self._name)
         try:
             self._context.parallelize([0], 1).mapPartitions(task).collect()
         except Exception as error:  # noqa: BLE001 a host that died is started again, whatever killed it
@@ -175,9 +179,15 @@ class HostJob:
 
     def clear_up(self) -> None:
         """Say good-bye for a host that could not: Ctrl-C makes Spark end tasks without waiting for them."""
+        self._drop_lease(None)
+
+    def _drop_lease(self, generation: int | None) -> None:
+        """Of that generation or an older one. Who still has a stream to a machine that has vanished ends it then, and waits."""
         directory = host_directory(self.config.checkpoint, self.config.host)
         lease = read_lease(directory)
-        if lease is not None and lease.incarnation == self.config.incarnation:
+        if lease is None or lease.incarnation != self.config.incarnation:
+            return
+        if generation is None or lease.generation <= generation:
             drop_lease(directory)
 
 

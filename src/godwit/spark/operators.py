@@ -466,6 +466,6 @@ def current_task(incarnation: str) -> Task:
     query = context.getLocalProperty("sql.streaming.queryId")
     if batch is None or query is None:
         scope = f"{incarnation}-{context.stageId()}"
-        return Task(BatchRef(scope, scope, 0), lane, scope)
+        return Task(BatchRef(scope, scope, 0), lane, scope, attempt=context.taskAttemptId())
     run = context.getLocalProperty("spark.jobGroup.id") or ""
-    return Task(BatchRef(query, run, int(batch)), lane)
+    return Task(BatchRef(query, run, int(batch)), lane, attempt=context.taskAttemptId())

@@ -1,0 +1,107 @@
+"""Task slots for hosts: a host that is started again gets the next slot, and if routers hold all, one of them ends for it.
+
+Spark gives a free slot to the oldest job that has a task for it. When a host dies in the middle of a batch, that job is the
+batch: its next router gets the slot and waits for the host, which waits for a slot. So a host without a slot goes before all other jobs
+(FIFO), or has a pool with a share of its own (FAIR); and of the routers that say they wait, one is killed for each such host.
+Spark counts no kill as a failure: it runs the task again, and hosts answer from their ledgers what they have applied.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+FIRST: Final = -1  # jobs are numbered from 0
+LOOK_S: Final = 0.1  # many tasks may wait at once: Spark's queue is not looked through for each of them
+KILL_AGAIN_S: Final = 3.0  # by then a task that was killed has ended, or Spark is about to end its process
+KILL_ARRIVES_S: Final = 0.3
+REASON: Final = "it waits for a godwit host that needs its task slot"
+
+
+class Slots:
+    """`waits` is called by many threads: one for each task that says it waits."""
+
+    def __init__(self, context: SparkContext, flock: str) -> None:
+        self._context = context
+        self._prefix = f"godwit-{flock}-"
+        self._lock = threading.Lock()
+        self._looked_s = 0.0
+        self._killed_s: dict[str, float] = {}  # by the host's job group
+        self._fair = context.getConf().get("spark.scheduler.mode", "FIFO").upper() == "FAIR"
+        self._local = str(context.master).startswith("local[") or context.master == "local"
+
+    def name(self, host: str) -> str:
+        """What the job groups of a host begin with."""
+        return f"{self._prefix}{host}"
+
+    def reserve(self, name: str) -> None:
+        """Before a host's job is submitted from this thread. A pool that lacks its share goes before all others."""
+        if not self._fair:
+            return
+        with self._lock:
+            pools = self._scheduler().rootPool()
+            if pools.getSchedulableByName(name) is None:
+                scala: Any = self._jvm().org.apache.spark.scheduler
+                pools.addSchedulable(scala.Pool(name, scala.SchedulingMode.FIFO(), 1, 1))
+        self._context.setLocalProperty("spark.scheduler.pool", name)
+
+    def waits(self, attempt: int) -> bool:
+        """A task waits for a host; True if Spark has been asked to end it."""
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s < self._looked_s + LOOK_S:
+                return False
+            self._looked_s = now_s
+            try:
+                wanting = [group for group in self._without_slot() if self._killed_s.get(group, 0.0) < now_s]
+                if not wanting or not self._kill(attempt):
+                    return False
+            except Py4JError:  # the application is ending
+                return False
+            self._killed_s[wanting[0]] = now_s + KILL_AGAIN_S
+            self._looked_s = 0.0  # there may be more hosts, and more tasks that wait
+        if not self._local:
+            time.sleep(KILL_ARRIVES_S)
+        return True
+
+    def _without_slot(self) -> list[str]:
+        """Job groups of hosts whose task has no slot. They get the next one."""
+        found = []
+        for manager in self._task_sets(self._scheduler().rootPool()):
+            properties = manager.taskSet().properties()
+            group = None if properties is None else properties.getProperty("spark.jobGroup.id")
+            if group is not None and group.startswith(self._prefix):
+                if manager.priority() != FIRST:
+                    getattr(manager, "priority_$eq")(FIRST)
+                if manager.runningTasks() == 0 and not manager.isZombie():
+                    found.append(group)
+        return found
+
+    def _task_sets(self, pool: Any) -> list[Any]:
+        queue = list(pool.schedulableQueue().toArray())
+        if not self._fair:
+            return queue
+        return [manager for inner in queue if inner.name().startswith(self._prefix) for manager in _within(inner)]
+
+    def _kill(self, attempt: int) -> bool:
+        """Without an interrupt: Spark's thread would not heed it, but spin. The task ends itself when it hears of the kill."""
+        spark: Any = self._context._jsc.sc()
+        if not spark.killTaskAttempt(attempt, False, REASON):
+            return False
+        if self._local:  # answered after the kill has come: a task that ended itself before would have failed
+            spark.getTaskThreadDump(attempt, "driver")
+        return True
+
+    def _scheduler(self) -> Any:
+        return self._context._jsc.sc().taskScheduler()
+
+    def _jvm(self) -> Any:
+        return self._context._jvm
+
+
+def _within(pool: Any) -> list[Any]:
+    return list(pool.schedulableQueue().toArray())
