@@ -36,6 +36,7 @@ FLOCK = [
     ("backup", KEYWORD, False),
     ("start_from", KEYWORD, None),
     ("silent_s", KEYWORD, 1.0),
+    ("take_over", KEYWORD, False),
 ]
 STATEFUL = [
     ("frame", POSITIONAL, REQUIRED),

@@ -15,6 +15,7 @@ __all__ = [
     "BadInput",
     "Bug",
     "CheckpointCorrupt",
+    "CheckpointInUse",
     "CheckpointMismatch",
     "CheckpointUnusable",
     "CheckpointVersion",
@@ -167,6 +168,10 @@ class CheckpointMismatch(BadInput):
 
 class CheckpointCorrupt(BadInput):
     code = "GODWIT-CHECKPOINT-CORRUPT"
+
+
+class CheckpointInUse(BadInput):
+    code = "GODWIT-CHECKPOINT-IN-USE"
 
 
 class CheckpointUnusable(BadInput):

@@ -1,7 +1,7 @@
 """An application with fewer task slots than partitions, whose hosts are hit in the middle of a batch.
 
 Run as `python -m tests.faults.narrow <config.json>`; the configuration is `Narrow`. The hosts hit themselves while they apply
-the first rows of the second batch, when most of its partitions still wait for a slot: so the slot of a lost host goes to a router.
+the first rows of the second batch, when most of its partitions still wait for a slot: the slot of a lost host goes to a router.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pyspark.cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
+from godwit.runtime.leases import read_lease
 from tests.spark.flocks import OPERATOR, Count, Files, KeyCount, drain, start, state_of
 
 ROOT = Path(__file__).parents[2]
@@ -90,9 +91,9 @@ class Struck(Count):
 
     def _strike(self) -> None:
         for host in self.victims:
-            lease = json.loads((self.checkpoint / "hosts" / host / "lease.json").read_text())
-            if lease["pid"] == os.getpid() and not (self.marks / host).exists():
-                (self.marks / host).touch()
+            mark, lease = self.marks / host, read_lease(self.checkpoint / "hosts" / host)
+            if lease is not None and lease.pid == os.getpid() and not mark.exists():
+                mark.touch()
                 os.kill(os.getpid(), self.signal)
 
 

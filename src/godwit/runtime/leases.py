@@ -13,6 +13,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from godwit.errors import GodwitError, StaleGeneration, from_json
 from godwit.state.damage import unusable
@@ -30,8 +31,9 @@ def host_directory(checkpoint: str, host: str) -> Path:
     return Path(checkpoint) / "hosts" / host
 
 
-def write_owner(checkpoint: str, incarnation: str, closed: bool = False) -> None:
-    _replace(Path(checkpoint) / "owner.json", json.dumps({"incarnation": incarnation, "closed": closed}))
+def write_owner(checkpoint: str, incarnation: str, closed: bool = False, **who: Any) -> None:
+    """`who`: where the flock can be asked whether it lives, and how people know it."""
+    _replace(Path(checkpoint) / "owner.json", json.dumps({"incarnation": incarnation, "closed": closed, **who}))
 
 
 def check_owner(checkpoint: str, incarnation: str) -> None:

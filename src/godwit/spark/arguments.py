@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -63,8 +64,10 @@ def check_session(spark: Any) -> None:
         )
 
 
-def check_slots(spark: SparkSession, hosts: int) -> None:
+def check_slots(spark: SparkSession, hosts: int, taken: Mapping[str, int]) -> None:
     """Hosts hold a task slot each, and at least one must be left for the query's own tasks.
+
+    `taken`: slots that the hosts of other flocks of the application hold, by checkpoint.
 
     The executors of a cluster come some time after the session; those of a local master are there from the start.
     """
@@ -72,14 +75,16 @@ def check_slots(spark: SparkSession, hosts: int) -> None:
     profile = context.resourceProfileManager().defaultResourceProfile()
     patience_s = 0.0 if str(spark.sparkContext.master).startswith("local[") else EXECUTORS_TIMEOUT_S
     deadline = time.monotonic() + patience_s
+    needed = hosts + sum(taken.values()) + 1
     slots = context.maxNumConcurrentTasks(profile)
-    while slots < hosts + 1 and time.monotonic() < deadline:
+    while slots < needed and time.monotonic() < deadline:
         time.sleep(0.1)
         slots = context.maxNumConcurrentTasks(profile)
-    if slots < hosts + 1:
+    if slots < needed:
+        others = "".join(f", of which the flock in {path} takes {count}" for path, count in taken.items())
         raise NotEnoughSlots(
-            f"{hosts} hosts need {hosts + 1} task slots (one each, and one or more for the query), Spark has {slots}",
-            todo=f"Use local[{hosts + 2}] or more cores (master is {spark.sparkContext.master}), or fewer hosts",
+            f"{hosts} hosts need {hosts + 1} task slots (one each, and one or more for the query), Spark has {slots}{others}",
+            todo=f"Use local[{needed + 1}] or more cores (master is {spark.sparkContext.master}), or fewer hosts",
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,7 @@ class Asked:
 
 def checked_asked(
     spark: SparkSession,
+    taken: Mapping[str, int],
     hosts: int,
     operators: Sequence[str],
     given: RulesGiven,
@@ -52,9 +53,9 @@ def checked_asked(
     every_s: Any,
     warm: Any,
 ) -> Asked:
-    most = max(hosts, slots_of(spark) - FOR_TASKS) if maximum is None else maximum
+    most = max(hosts, slots_of(spark) - sum(taken.values()) - FOR_TASKS) if maximum is None else maximum
     rules = checked(_read(given), minimum, most, operators)
-    check_slots(spark, most)
+    check_slots(spark, most, taken)
     if not isinstance(every_s, (int, float)) or isinstance(every_s, bool) or not 0.05 <= every_s <= 3600:
         raise DefinitionError(f"every_s={every_s!r} is not possible", todo="Give seconds, from 0.05 to 3600")
     if not isinstance(warm, int) or isinstance(warm, bool) or not 0 <= warm < most:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -23,6 +22,7 @@ from godwit.runtime.controller import Controller
 from godwit.runtime.host import HostConfig
 from godwit.runtime.leases import check_owner, write_owner
 from godwit.runtime.native import Processor
+from godwit.runtime.presence import Presence
 from godwit.runtime.spec import OperatorSpec
 from godwit.spark import timers
 from godwit.spark.admission import Admission
@@ -40,12 +40,13 @@ from godwit.spark.measuring import Measuring
 from godwit.spark.membership import Membership
 from godwit.spark.migrations import Migration
 from godwit.spark.noticing import Noticing
+from godwit.spark.opening import check_free, myself
 from godwit.spark.operators import Definition, OperatorOptions
 from godwit.spark.owners import Owners, RoutingView
 from godwit.spark.reconfigure import Reconfiguration
 from godwit.spark.requests import MoveOptions, asked_units
 from godwit.spark.rescuing import Recovery, Rescuer
-from godwit.spark.slots import Slots
+from godwit.spark.slots import Slots, taken_slots
 from godwit.spark.state_view import state_frame
 from godwit.spark.status import flock_status
 from godwit.state.changelog import Durability
@@ -87,6 +88,8 @@ class Flock:
         is stopped or hangs, a machine that is gone. At least 0.5; longer for processors that hold Python's lock for seconds;
         None leaves it to Spark. A host that was slow lately is given more time by itself.
     wait_s: how long a task waits for a host that is down before it fails.
+    take_over: open the checkpoint though another flock has it open, which ends that one. Without it a checkpoint in use is
+        refused. A flock that was killed, or has been closed, is not in the way.
     onGap: "error" refuses a start when Spark ran batches that this state has not seen, "accept" takes it.
     """
 
@@ -109,12 +112,14 @@ class Flock:
         backup: bool = False,
         start_from: str | os.PathLike[str] | None = None,
         silent_s: float | None = 1.0,
+        take_over: bool = False,
     ) -> None:
         check_arguments(hosts, durability, groups, onGap, token, recovery, backup)
         on_disks = checked_disks(disks)
         check_silence(silent_s)
         check_session(spark)
-        check_slots(spark, hosts)
+        before = check_free(checked_path(checkpoint), take_over)
+        check_slots(spark, hosts, taken_slots(spark.sparkContext))
         self._spark = spark
         self._settings = Settings(
             token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, backup
@@ -122,7 +127,7 @@ class Flock:
         if start_from is not None:
             restore(start_from, checked_path(checkpoint))
         self._home = Home.open(checkpoint, hosts, groups)
-        check_slots(spark, len(self._home.roster()))
+        check_slots(spark, len(self._home.roster()), taken_slots(spark.sparkContext))
         self._incarnation = secrets.token_hex(4)
         self._closing = threading.Lock()
         self._closed = False
@@ -132,12 +137,12 @@ class Flock:
         self._wire(recovery, silent_s, wait_s)
         timers.register(spark)
         atexit.register(self.close)
-        self._open(hosts)
+        self._open(hosts, before)
 
     def _wire(self, recovery: Recovery, silent_s: float | None, wait_s: float) -> None:
         """Who does what, and whom each knows."""
         spark, bind, token = self._spark, self._settings.bind, self._settings.token
-        self._slots = Slots(spark.sparkContext, self._home.flock)
+        self._slots = Slots(spark.sparkContext, self._home.flock, self._unseated)
         driver = spark.sparkContext.getConf().get("spark.driver.host") if bind in ALL else None
         self._controller = Controller(
             bind,
@@ -150,6 +155,7 @@ class Flock:
             restored=self._restored,
             waits=self._slots.waits,
         )
+        self._presence = Presence(bind, self._incarnation, driver)
         self._keepers = Keepers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
         self._hosts = Hosts(self._job, self._controller, token)
         self._history = History(self._home.path)
@@ -157,7 +163,7 @@ class Flock:
         self._noticing = Noticing(ear, silent_s or 0.0, self._hosts, self._history)
         self._owners = Owners(self._home, self._hosts, self._history)
         self._members = Membership(
-            self._home, self._hosts, self._owners, self._history, partial(check_slots, spark), self._stop_queries
+            self._home, self._hosts, self._owners, self._history, self._check_slots, self._stop_queries
         )
         self._definer = Definer(
             spark,
@@ -187,9 +193,14 @@ class Flock:
         )
         self._copier = Copier(self._home, self._hosts, lambda: self._admission.bindings, self._changes.keys_move)
 
-    def _open(self, hosts: int) -> None:
+    def _open(self, hosts: int, before: str) -> None:
+        """`before`: what is to be remembered of the flock that had the checkpoint."""
         try:
-            write_owner(str(self._home.path), self._incarnation)
+            self._slots.take(str(self._home.path), lambda: len(self._home.roster()))
+            who = myself(str(self._spark.sparkContext.applicationId), self._presence.address)
+            write_owner(str(self._home.path), self._incarnation, **who)
+            if before:
+                self._history.add("opened", before=before)
             self._noticing.start()
             self._members.open()
             if len(self._home.roster()) != hosts:
@@ -230,6 +241,12 @@ class Flock:
             self._disks.place(host)
         return self._rescuer.lost(host, noticed)
 
+    def _check_slots(self, hosts: int) -> None:
+        check_slots(self._spark, hosts, self._slots.taken_by_others())
+
+    def _unseated(self, host: str) -> None:
+        self._noticing.forget(host)
+
     def _keeper_of(self, host: str) -> str | None:
         return self._keepers.keeper_of(host)
 
@@ -251,6 +268,8 @@ class Flock:
         self._changes.wait_ended(5.0)
         self._controller.close()
         self._retire()
+        self._slots.release()
+        self._presence.close()
 
     def _retire(self) -> None:
         """Tasks that still wait for a host of this flock, or start later, hear that none will come."""
@@ -454,7 +473,8 @@ class Flock:
         if self._autoscaler is not None and self._autoscaler.running:
             raise DefinitionError("rules are being followed already", todo="Call stop() of the handle before")
         hosts = len(self._members.hosts())
-        asked = checked_asked(self._spark, hosts, self._owners.names(), rules, minimum, maximum, every_s, warm)
+        taken = self._slots.taken_by_others()
+        asked = checked_asked(self._spark, taken, hosts, self._owners.names(), rules, minimum, maximum, every_s, warm)
         self._autoscaler = Autoscaler(asked, dry_run, self._measuring, self._changes, self._history)
         return self._autoscaler
 

@@ -1,15 +1,17 @@
 """Task slots for hosts: a host that is started again gets the next slot, and if routers hold all, one of them ends for it.
 
 Spark gives a free slot to the oldest job that has a task for it. When a host dies in the middle of a batch, that job is the
-batch: its next router gets the slot and waits for the host, which waits for a slot. So a host without a slot goes before all other jobs
-(FIFO), or has a pool with a share of its own (FAIR); and of the routers that say they wait, one is killed for each such host.
-Spark counts no kill as a failure: it runs the task again, and hosts answer from their ledgers what they have applied.
+batch: its next router gets the slot and waits for the host, which waits for a slot. So a host without a slot goes
+before all other jobs (FIFO), or has a pool with a share of its own (FAIR); and of the routers that say they wait, one is killed
+for each such host. Spark counts no kill as a failure: it runs the task again, and hosts answer from their ledgers what they
+have applied.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -23,16 +25,32 @@ REASON: Final = "it waits for a godwit host that needs its task slot"
 
 
 class Slots:
-    """`waits` is called by many threads: one for each task that says it waits."""
+    """`waits` is called by many threads: one for each task that says it waits.
 
-    def __init__(self, context: SparkContext, flock: str) -> None:
+    `unseated` is told of each host without a slot: that nothing is heard of it says nothing.
+    """
+
+    def __init__(self, context: SparkContext, flock: str, unseated: Callable[[str], None]) -> None:
         self._context = context
         self._prefix = f"godwit-{flock}-"
+        self._unseated = unseated
         self._lock = threading.Lock()
         self._looked_s = 0.0
-        self._killed_s: dict[str, float] = {}  # by the host's job group
+        self._kill_again_s: dict[str, float] = {}  # by host that has no slot, though a task was killed for it
         self._fair = context.getConf().get("spark.scheduler.mode", "FIFO").upper() == "FAIR"
         self._local = str(context.master).startswith("local[") or context.master == "local"
+
+    def take(self, checkpoint: str, count: Callable[[], int]) -> None:
+        """From now on the flock in this checkpoint holds so many slots of the application."""
+        with _open_lock:
+            _open[self] = (self._context, checkpoint, count)
+
+    def release(self) -> None:
+        with _open_lock:
+            _open.pop(self, None)
+
+    def taken_by_others(self) -> dict[str, int]:
+        return taken_slots(self._context, self)
 
     def name(self, host: str) -> str:
         """What the job groups of a host begin with."""
@@ -57,19 +75,21 @@ class Slots:
                 return False
             self._looked_s = now_s
             try:
-                wanting = [group for group in self._without_slot() if self._killed_s.get(group, 0.0) < now_s]
+                pending = self._without_slot()
+                self._kill_again_s = {host: at_s for host, at_s in self._kill_again_s.items() if host in pending}
+                wanting = [host for host in pending if self._kill_again_s.get(host, 0.0) < now_s]
                 if not wanting or not self._kill(attempt):
                     return False
             except Py4JError:  # the application is ending
                 return False
-            self._killed_s[wanting[0]] = now_s + KILL_AGAIN_S
+            self._kill_again_s[wanting[0]] = now_s + KILL_AGAIN_S
             self._looked_s = 0.0  # there may be more hosts, and more tasks that wait
         if not self._local:
             time.sleep(KILL_ARRIVES_S)
         return True
 
     def _without_slot(self) -> list[str]:
-        """Job groups of hosts whose task has no slot. They get the next one."""
+        """Hosts whose task has no slot. They get the next one."""
         found = []
         for manager in self._task_sets(self._scheduler().rootPool()):
             properties = manager.taskSet().properties()
@@ -78,7 +98,9 @@ class Slots:
                 if manager.priority() != FIRST:
                     getattr(manager, "priority_$eq")(FIRST)
                 if manager.runningTasks() == 0 and not manager.isZombie():
-                    found.append(group)
+                    found.append(group.removeprefix(self._prefix).rpartition("-")[0])
+        for host in found:
+            self._unseated(host)
         return found
 
     def _task_sets(self, pool: Any) -> list[Any]:
@@ -101,6 +123,17 @@ class Slots:
 
     def _jvm(self) -> Any:
         return self._context._jvm
+
+
+_open_lock = threading.Lock()
+_open: dict[Slots, tuple[SparkContext, str, Callable[[], int]]] = {}  # the flocks of this process, and where they run
+
+
+def taken_slots(context: SparkContext, but: Slots | None = None) -> dict[str, int]:
+    """How many slots the flocks of an application hold, by their checkpoints."""
+    with _open_lock:
+        flocks = [flock for slots, flock in _open.items() if slots is not but]
+    return {checkpoint: count() for holder, checkpoint, count in flocks if holder is context}
 
 
 def _within(pool: Any) -> list[Any]:
