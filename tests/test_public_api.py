@@ -14,7 +14,7 @@ import godwit
 from godwit.spark.operators import OperatorOptions
 from godwit.spark.requests import MoveOptions
 
-PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "rules", "windows"}
+PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "read_state", "rules", "windows"}
 REQUIRED = inspect.Parameter.empty
 
 # (name, kind, default) of what users pass: a change here is a change of the API.

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from godwit.runtime.native import Processor
     from godwit.runtime.rows import Outputs, Rows, Times
     from godwit.spark.flock import Flock
+    from godwit.spark.state_view import read_state
 
 __version__ = "0.1.0"
-__all__ = ["Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "rules", "windows"]
+__all__ = ["Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "read_state", "rules", "windows"]
 
 _HOMES = {
     "Flock": "godwit.spark.flock",
@@ -26,6 +27,7 @@ _HOMES = {
     "Rows": "godwit.runtime.rows",
     "Times": "godwit.runtime.rows",
     "errors": "godwit.errors",
+    "read_state": "godwit.spark.state_view",
     "rules": "godwit.control.rules",
     "windows": "godwit.windows",
 }

@@ -53,14 +53,17 @@ class StateReader:
             for each in asked:
                 yield from self._read(each, wanted)
             if wanted:
+                self._check_owner()
                 self._check_may_come(wanted, deadline_s)
                 if asks.look():
                     asks.room.check()
                 time.sleep(PAUSE_S)
                 asked = self._others(host)
 
-    def _check_may_come(self, wanted: _Wanted, deadline_s: float) -> None:
+    def _check_owner(self) -> None:
         check_owner(self.checkpoint, self.incarnation)
+
+    def _check_may_come(self, wanted: _Wanted, deadline_s: float) -> None:
         if time.monotonic() > deadline_s:
             raise HostUnavailable(
                 f"nobody serves {wanted} after {self.patience_s:g} s",

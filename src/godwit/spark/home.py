@@ -80,6 +80,15 @@ class Home:
         home._check_same("groups", len(home.routing.owners), groups)
         return home
 
+    @classmethod
+    def found(cls, checkpoint: str | os.PathLike[str]) -> Home:
+        """For readers: one that is there, as it is. Nothing is written."""
+        path = checked_path(checkpoint)
+        described = _read_json(path / "flock.json")
+        if described is None:
+            raise CheckpointMismatch(f"{path} holds no flock", todo="Give the checkpoint= that a Flock was opened with")
+        return _described(path, described)
+
     def _check_same(self, what: str, held: int, asked: int) -> None:
         if held != asked:
             raise CheckpointMismatch(

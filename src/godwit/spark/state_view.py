@@ -1,7 +1,11 @@
-"""Committed state as a Spark DataFrame: one partition per host, decoded where it is read."""
+"""Committed state as a Spark DataFrame: one partition per host, decoded where it is read.
+
+From the hosts of a flock that is open, or from the logs of a checkpoint, whoever has that open.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -9,7 +13,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from godwit.errors import DefinitionError
 from godwit.runtime.export import state_schema
+from godwit.runtime.log_reader import LogReader
 from godwit.runtime.spec import OperatorSpec
 from godwit.runtime.state_reader import StateReader
 from godwit.runtime.tables import read_routing
@@ -27,10 +33,44 @@ def state_frame(
     controller: str,
 ) -> DataFrame:
     """The state of every key as of a committed batch, the newest or, while one is being processed, the one before it."""
-    batch = committed_batch(spark, binding.checkpoint) if binding else -1
-    routing = read_routing(str(home.path), spec.name) or home.routing
-    parts = tuple((host, frozenset(routing.groups_of(host))) for host in routing.hosts)
-    reader = StateReader(spec, str(home.path), parts, batch, incarnation, token, controller=controller)
+    batch, parts = _committed(spark, binding), _parts(home, spec.name)
+    return _frame(spark, StateReader(spec, str(home.path), parts, batch, incarnation, token, controller=controller))
+
+
+def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator: str) -> DataFrame:
+    """Committed state of an operator from a checkpoint, as `Flock.state` shows it, without opening the checkpoint.
+
+    A flock that has the checkpoint open goes on undisturbed: its logs are read, and nothing is written. Every key is shown as
+    of a committed batch, the newest or, while one is being processed, the one before it.
+    """
+    home = Home.found(checkpoint)
+    known = home.operator(str(operator))
+    if known is None:
+        raise DefinitionError(
+            "no operator of this name in this checkpoint",
+            todo=f"There are: {', '.join(home.operators()) or 'none yet'}",
+            operator=operator,
+        )
+    spec, binding = known
+    if spec.ephemeral:
+        raise DefinitionError(
+            "the operator is over a batch DataFrame, whose state ends with its evaluation", operator=operator
+        )
+    batch, parts = _committed(spark, binding), _parts(home, spec.name)
+    return _frame(spark, LogReader(spec, str(home.path), parts, batch, "", ""))
+
+
+def _committed(spark: SparkSession, binding: Binding | None) -> int:
+    return committed_batch(spark, binding.checkpoint) if binding else -1
+
+
+def _parts(home: Home, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:
+    routing = read_routing(str(home.path), operator) or home.routing
+    return tuple((host, frozenset(routing.groups_of(host))) for host in routing.hosts)
+
+
+def _frame(spark: SparkSession, reader: StateReader) -> DataFrame:
+    spec, parts = reader.spec, reader.parts
     schema = from_arrow_schema(state_schema(spec), prefer_timestamp_ntz=True)
 
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -137,6 +137,18 @@ def left_behind(directory: Path, generation: int, next_lsn: int) -> Recovered:
     return Recovered(directory, read_manifest(directory, generation), next_lsn)
 
 
+def looked_into(directory: Path) -> Recovered | None:
+    """What a directory holds now, for readers: nobody is fenced and nothing is written. None if nobody has written there.
+
+    Whoever writes there goes on, so a file may be gone when it is read: then an error says so, and looking again helps.
+    """
+    newest = newest_manifest(directory)
+    if newest is None:
+        return None
+    manifest, next_lsn = _succeed(directory, newest.generation)
+    return Recovered(directory, manifest, next_lsn)
+
+
 def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recovered]:
     """Fence whoever wrote here before and fix what of it counts."""
     try:
