@@ -67,6 +67,7 @@ class App:
     stay: bool = False  # do not close the flock at the end, wait to be ended
     memory_max_bytes: int | None = None
     recovery: Any = "storage"
+    take_over: bool = False
 
     @property
     def path(self) -> Path:
@@ -260,6 +261,7 @@ def main(app: App) -> None:
         checkpoint=app.path / "godwit",
         memory_max_bytes=app.memory_max_bytes,
         recovery=app.recovery,
+        take_over=app.take_over,
     )
     app.say("hosts", {host: found["address"] for host, found in flock.status()["hosts"].items()})
     processor = HeavyCount(app.ballast_bytes) if app.ballast_bytes else Count()
