@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from godwit.migration import PROTOCOLS
 from godwit.migration import events as ev
 from godwit.migration import origin as origin_side
-from godwit.migration import target as target_side
 from godwit.migration.origin import Origin
 from godwit.migration.target import Target
 from godwit.model.ownership import Incoming, Ownership, Stand
@@ -178,9 +177,7 @@ class Handover(RuleBasedStateMachine):
             self.a.inbox.append(message)
 
     def news(self, number: int) -> bool:
-        step = self.target.steps.get(number)
-        fresh = step is not None and step.phase in (target_side.Phase.ABSENT, target_side.Phase.DROPPED)
-        return fresh and not self.b.own.served(self.epochs[number])
+        return self.target.takes(number) and not self.b.own.served(self.epochs[number])
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
@@ -223,8 +220,7 @@ class Handover(RuleBasedStateMachine):
                 else:
                     self.at_target(ev.ReleaseHeard(number))
             case ("aborted", number, units):
-                self.at_target(ev.Announced(number, units))
-                self.at_target(ev.AbortHeard(number))
+                self.at_target(ev.AbortHeard(number, units))
 
     def deliver_to_origin(self) -> None:
         match self.a.inbox.popleft() if self.a.inbox else ():
@@ -334,7 +330,8 @@ class Handover(RuleBasedStateMachine):
             return f"m/{number}" in self.a.own.outgoing
         if phase is origin_side.Phase.DROPPED:
             return False
-        return True if phase in (origin_side.Phase.RELEASED, origin_side.Phase.DONE) else None
+        given = (origin_side.Phase.RELEASED, origin_side.Phase.SHIPPED, origin_side.Phase.DONE)
+        return True if phase in given else None
 
     def abort(self) -> None:
         self.at_origin(ev.AbortAsked("asked"))

@@ -325,6 +325,6 @@ class Mover:
         phase = next((step.phase for step in self.machine.steps if step.number == number), None)
         if phase is None:
             return None
-        if phase in (Phase.RELEASED, Phase.DONE):
+        if phase in (Phase.RELEASED, Phase.SHIPPED, Phase.DONE):
             return "released"
         return "kept" if phase is Phase.DROPPED else "undecided"

@@ -34,7 +34,6 @@ from tests.sim.world import Pipe
 if TYPE_CHECKING:
     from tests.sim.host import Host
 
-OPEN = (Phase.ABSENT, Phase.DROPPED)  # state that comes for a step is taken in; later it is a repetition
 RESOLVED = (Phase.SERVING, Phase.DROPPED)
 BACKLOG_MAX = 1  # messages not dealt with at which the target counts as having caught up
 
@@ -173,17 +172,15 @@ class Receiver:
             case ("released", number, epochs):
                 self._released(number, epochs)
             case ("aborted", number, units):
-                self.hear(Announced(number, units))
-                self.hear(AbortHeard(number))
+                self.hear(AbortHeard(number, units))
             case ("end",) if self.pipe is not None:
                 self.lost(self.pipe)
 
     def _open(self, number: int) -> bool:
         """Whether state of the step is news: what was prepared or served here already must not be written over."""
-        step = self.machine.steps.get(number)
         if "served is taken in again" in self.world.holes:
             return True
-        return step is not None and step.phase in OPEN and not self.host.own.served(self._epochs[number])
+        return self.machine.takes(number) and not self.host.own.served(self._epochs[number])
 
     def _install(self, key: int, rows: tuple[Row, ...]) -> None:
         if rows or key in self.host.state:
@@ -208,7 +205,7 @@ class Receiver:
         if self.host.own.served(self._epochs.get(number, {})) and "served is taken in again" not in self.world.holes:
             return
         fits = released or self.host.batch <= batch
-        if fits and self.machine.steps[number].phase in OPEN:
+        if fits and self.machine.takes(number):
             if batch > self.host.batch:
                 self.host.begin(batch)
             self._enter(ledger)
@@ -295,7 +292,7 @@ class Receiver:
             self.hear(ReleaseHeard(number) if answer == "released" else AbortHeard(number))
 
     def _leave_if_over(self) -> None:
-        if self.pipe is None and all(step.phase in RESOLVED for step in self.machine.steps.values()):
+        if self.pipe is None and self.machine.settled:
             self.host.receivers.pop(self.migration, None)
 
     def _send(self, *message: Any) -> None:

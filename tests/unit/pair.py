@@ -24,7 +24,7 @@ import pytest
 
 import godwit.runtime.peer
 import godwit.runtime.receiver
-from godwit.errors import HostUnavailable
+from godwit.errors import GodwitError, HostUnavailable
 from godwit.migration.events import BatchBegan
 from godwit.model.ownership import Stand
 from godwit.model.progress import BatchRef
@@ -348,6 +348,8 @@ class Pair:
         def receive() -> None:
             try:
                 side.moves.receive(header, target, target)
+            except GodwitError:
+                assert side.stopping.is_set(), "as in a host that has ended"
             finally:
                 connection.there.end()
                 connection.back.end()

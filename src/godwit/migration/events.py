@@ -282,6 +282,7 @@ class AbortHeard(Event):
     """The origin says, or its log says, that it keeps the step."""
 
     step: int
+    units: Units = Units()  # of the step, where the origin says it: they may have been offered and never announced
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +299,14 @@ class Expect(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AnswerOffered(Effect):
+    units: Units
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Effect):
+    """Write down that copies of the units may lie here from now on; what comes of the step is taken."""
+
+    step: int
     units: Units
 
 

@@ -29,7 +29,7 @@ LIVE_UNORDERED = register(
             (Phase.QUEUED, Turn): (Phase.COPYING, copy("rows")),
             (Phase.COPYING, Copied): (Phase.FOLLOWING, nothing),
             (Phase.FOLLOWING, CaughtUp): (Phase.RELEASING, cut_and_release),
-            (Phase.RELEASING, Released): (Phase.RELEASED, ship_and_tell),
+            (Phase.RELEASING, Released): (Phase.SHIPPED, ship_and_tell),
         },
         deterministic=True,
     )

@@ -60,6 +60,7 @@ class Phase(Enum):
     WAITING = "the target could not take it; the next batch decides"
     RELEASING = "the record is being written"
     RELEASED = "the target owns it"
+    SHIPPED = "the target owns it, and on this connection all of it is under way"
     DONE = "the target has confirmed"
     DROPPED = "the origin keeps it"
 
@@ -157,9 +158,11 @@ COMMON: Table = {
     (Phase.CUT, Declined): (Phase.WAITING, resume),
     (Phase.WAITING, BatchBegan): (Phase.CUT, cut_and_ship),
     (Phase.RELEASING, Released): (Phase.RELEASED, tell_released),
-    (Phase.RELEASED, Missing): (Phase.RELEASED, ship_and_tell),
+    (Phase.RELEASED, Missing): (Phase.SHIPPED, ship_and_tell),
     (Phase.RELEASED, PeerBack): (Phase.RELEASED, tell_released),
     (Phase.RELEASED, Served): (Phase.DONE, forget),
+    (Phase.SHIPPED, PeerBack): (Phase.RELEASED, tell_released),  # what was under way went with the connection
+    (Phase.SHIPPED, Served): (Phase.DONE, forget),
     **{(phase, PeerLost): (Phase.DROPPED, resume) for phase in REVOCABLE},
     **{(phase, AbortAsked): (Phase.DROPPED, resume_and_tell) for phase in REVOCABLE},
 }

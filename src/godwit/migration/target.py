@@ -1,6 +1,7 @@
 """The target's side of every migration: what it does with promises, arrivals and the origin's last word.
 
-The same for all protocols. A step that is not released yet is a copy and nothing more: rows are held, and the copy is dropped
+The same for all protocols. What comes of a step is taken only between its announcement, on the same connection, and its
+preparation: a step that is prepared, served or kept by its origin takes no more state, whoever sends it and however late. A step that is not released yet is a copy and nothing more: rows are held, and the copy is dropped
 when the origin says, or its log says, that it has kept the step. The target never decides by itself, nor by a timeout: when
 the connection breaks it asks the origin, or whoever follows the origin, until there is an answer (DESIGN 5).
 """
@@ -30,12 +31,14 @@ from godwit.migration.events import (
     Promised,
     ReleaseHeard,
     Serve,
+    Stage,
 )
 from godwit.model.units import Units
 
 
 class Phase(Enum):
     ABSENT = "nothing has come, or not all"
+    MISSING = "released by the origin, not all here, asked for"
     WRITING = "all has come and is being made durable"
     RELEASED_WRITING = "released by the origin while it is being made durable"
     PREPARED = "durable; the origin decides"
@@ -43,11 +46,15 @@ class Phase(Enum):
     DROPPED = "stays with the origin"
 
 
+OPEN = (Phase.ABSENT, Phase.MISSING)  # something of the step may still come
+
+
 @dataclass(slots=True)
 class Step:
     number: int
     units: Units = field(default_factory=Units)
     phase: Phase = Phase.ABSENT
+    announced: bool = False  # on the connection there is
 
 
 Action = Callable[[Step], list[Effect]]
@@ -84,9 +91,11 @@ def ask(step: Step) -> list[Effect]:
 
 TABLE: Mapping[tuple[Phase, type[Event]], tuple[Phase, Action]] = {
     (Phase.ABSENT, Arrived): (Phase.WRITING, persist),
-    (Phase.ABSENT, ReleaseHeard): (Phase.ABSENT, answer_missing),
+    (Phase.ABSENT, ReleaseHeard): (Phase.MISSING, answer_missing),
     (Phase.ABSENT, AbortHeard): (Phase.DROPPED, discard),
-    (Phase.ABSENT, OriginLost): (Phase.DROPPED, discard),
+    (Phase.ABSENT, OriginLost): (Phase.ABSENT, discard),
+    (Phase.MISSING, Arrived): (Phase.RELEASED_WRITING, persist),  # asked for once a connection: told again, it waits
+    (Phase.MISSING, OriginLost): (Phase.ABSENT, discard),
     (Phase.WRITING, Durable): (Phase.PREPARED, answer_prepared),
     (Phase.WRITING, ReleaseHeard): (Phase.RELEASED_WRITING, nothing),
     (Phase.WRITING, AbortHeard): (Phase.DROPPED, discard),
@@ -96,10 +105,9 @@ TABLE: Mapping[tuple[Phase, type[Event]], tuple[Phase, Action]] = {
     (Phase.PREPARED, ReleaseHeard): (Phase.SERVING, serve),
     (Phase.PREPARED, AbortHeard): (Phase.DROPPED, discard),
     (Phase.PREPARED, OriginLost): (Phase.PREPARED, ask),
-    (Phase.SERVING, Arrived): (Phase.SERVING, answer_prepared),
+    (Phase.SERVING, Arrived): (Phase.SERVING, serve),
     (Phase.SERVING, ReleaseHeard): (Phase.SERVING, serve),  # told again: confirm again
-    (Phase.DROPPED, Arrived): (Phase.WRITING, persist),  # declined before, or dropped with a lost connection: sent anew
-    (Phase.DROPPED, ReleaseHeard): (Phase.DROPPED, answer_missing),
+    (Phase.DROPPED, ReleaseHeard): (Phase.MISSING, answer_missing),
 }
 
 
@@ -116,27 +124,52 @@ class Target:
                 self.promised |= units
                 return [Expect(units), AnswerOffered(units)]
             case Announced(number, units):
-                self.steps.setdefault(number, Step(number)).units = units
-                return []
-            case Arrived(number, units, fits):
-                step = self.steps.setdefault(number, Step(number))
-                step.units = units
-                if not fits and step.phase in (Phase.ABSENT, Phase.DROPPED):
-                    step.phase = Phase.ABSENT
+                return self._announced(self._step(number), units)
+            case Arrived(number, _, fits):
+                step = self._step(number)
+                if step.phase in OPEN and not step.announced:
+                    return []  # the end of something whose beginning came on another connection, or never
+                if not fits and step.phase is Phase.ABSENT:
                     return [AnswerDeclined(number)]
                 return self._advance(step, event)
+            case AbortHeard(number, units):
+                step = self._step(number)
+                step.units = step.units or units
+                return self._advance(step, event)
             case OriginLost():
-                effects = [effect for step in self.steps.values() for effect in self._advance(step, event)]
-                left = self._unserved()
-                self.promised = Units()
-                return [*effects, Discard(-1, left)] if left else effects
+                return self._origin_lost()
             case _:
                 number = getattr(event, "step")  # noqa: B009 events without a step are above
-                return self._advance(self.steps.setdefault(number, Step(number)), event)
+                return self._advance(self._step(number), event)
+
+    def takes(self, number: int) -> bool:
+        """Whether state of this step is news."""
+        step = self.steps.get(number)
+        return step is not None and step.announced and step.phase in OPEN
 
     @property
     def settled(self) -> bool:
         return all(step.phase in (Phase.ABSENT, Phase.SERVING, Phase.DROPPED) for step in self.steps.values())
+
+    def _step(self, number: int) -> Step:
+        return self.steps.setdefault(number, Step(number))
+
+    def _announced(self, step: Step, units: Units) -> list[Effect]:
+        """Of a step that is served the origin has not heard so; any other that is not open has no use for state."""
+        if step.phase not in OPEN:
+            return serve(step) if step.phase is Phase.SERVING else []
+        step.units, step.announced = units, True
+        return [Stage(step.number, units)]
+
+    def _origin_lost(self) -> list[Effect]:
+        """The next connection announces anew what it brings."""
+        effects = [effect for step in self.steps.values() for effect in self._advance(step, OriginLost())]
+        left = self._unserved()
+        self.promised = Units()
+        for step in self.steps.values():
+            if step.phase in OPEN:
+                step.units, step.announced = Units(), False
+        return [*effects, Discard(-1, left)] if left else effects
 
     def _unserved(self) -> Units:
         """What was promised and is in no step yet: with the connection gone, nobody brings it.

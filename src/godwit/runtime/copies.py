@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import NotDeterministic
-from godwit.model.ownership import Incoming
+from godwit.errors import InvariantBroken, NotDeterministic
+from godwit.model.ownership import Incoming, Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime import parcels
@@ -49,27 +49,38 @@ class Copies:
     # -- what comes --------------------------------------------------------------------------------------------------
 
     def announce(self, step: int, units: Units) -> None:
-        """Write down that copies may lie here from now on; what lies here from earlier goes."""
+        """Write down that copies may lie here from now on; what lies here from earlier goes.
+
+        A step that is announced again on one connection is followed by its end only, or by all of it once more: what has been
+        copied stays.
+        """
         instance = self._seat.instance
-        self._units[step] = units
+        again, self._units[step] = step in self._units, units
         with self._seat.changed:
             instance.held.pop(self._name(step), None)
-            self.claim(units)
-            if any((out.units & units) for out in self._ownership.outgoing.values()):
+            if self.claim(units) != units:
+                raise InvariantBroken(f"{self._name(step)} brings what {self._port.host} owns")
+            if not again and any((out.units & units) for out in self._ownership.outgoing.values()):
                 self._drop_keys(scan(self._seat, selects(units, self._ownership)))
             if units - instance.staged:
                 instance.staged |= units
                 self._log([instance.own_part()])
 
-    def claim(self, units: Units) -> None:
-        """A migration before this one may still have copies here, not knowing yet what became of it: it goes first. Locked."""
+    def claim(self, units: Units) -> Units:
+        """A migration before this one may still have copies here, not knowing yet what became of it: it goes first. Locked.
+
+        Gives what may come: of units that this host owns by now, or has prepared, nothing.
+        """
         staging = self._seat.staging
 
         def free() -> bool:
             return not any(other != self._id and staged & units for other, staged in staging.items())
 
         self._seat.changed.wait_for(lambda: free() or self._port.stopping())
+        away = (Stand.AWAY, Stand.EXPECTED)
+        units = Units.of(*(unit for unit in units if self._ownership.share(unit).stand in away))
         staging[self._id] = staging.get(self._id, Units()) | units
+        return units
 
     def _note(self, step: int, keys: list[Key]) -> None:
         self._keys.setdefault(step, {}).update(dict.fromkeys(keys))
@@ -246,14 +257,24 @@ class Copies:
                 self._log(parts)
             lsn = self._seat.lsn
             self._seat.changed.notify_all()
-        self._rests.pop(step, None)
-        self._keys.pop(step, None)
+        self._close(step)
         self._port.log.sync(lsn)
 
+    def _close(self, step: int) -> None:
+        for by_step in (self._units, self._rests, self._keys, self.standing):
+            by_step.pop(step, None)
+
     def discard(self, step: int, units: Units) -> None:
-        """They stay with their origin; of a step that is not known here (-1), only what was promised is dropped."""
+        """They stay with their origin; of a step that is not known here (-1), only what was promised is dropped.
+
+        Only as far as this migration has claimed them: another may be bringing them by now.
+        """
         instance = self._seat.instance
         with self._seat.changed:
+            units &= self._seat.staging.get(self._id, Units())
+            if not units:
+                self._close(step)
+                return
             self._ownership.drop(units)
             select = selects(units, self._ownership)
 
@@ -268,7 +289,7 @@ class Copies:
             instance.held.pop(self._name(step), None)
             self._log([instance.own_part()])
             self._seat.changed.notify_all()
-        self._rests.pop(step, None)
+            self._close(step)
 
     def _unstage(self, units: Units) -> None:
         self._seat.instance.staged -= units
@@ -289,7 +310,7 @@ class Copies:
         for key in unwanted:
             del copied[key]
         self.standing, self._units, self._keys = {0: batch}, {0: units}, {0: copied}
-        other._keys = {}
+        other._keys, other._units, other.standing = {}, {}, {}
         other._drop_keys(unwanted)
         other._unstage(staged)
         staging[self._id] = units

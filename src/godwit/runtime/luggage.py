@@ -89,8 +89,18 @@ class Luggage:
 
     # -- what is told of them ----------------------------------------------------------------------------------------
 
-    def announced(self, step: int, units: Units) -> Out:
-        return Out("step", fields={"step": step, "units": units.to_dict()})
+    def announced(self, migration: str, step: int, units: Units) -> Out:
+        """Before anything of a step. The epochs are those in which the target is to own it: one that has owned it says so."""
+        epochs = {unit: epoch + 1 for unit, epoch in self._epochs(migration, step, units).items()}
+        fields = {"step": step, "units": units.to_dict(), "epochs": parcels.epochs_list(epochs)}
+        return Out("step", fields=fields)
+
+    def _epochs(self, migration: str, step: int, units: Units) -> dict[Unit, int]:
+        """In which the origin owns the units, or did until it released them."""
+        released = self._ownership.outgoing.get(f"{migration}/{step}")
+        if released is None:
+            return {unit: self._ownership.share(unit).epoch for unit in units}
+        return {unit: epoch - 1 for unit, epoch in released.epochs.items()}
 
     def state(self, step: int, keys: list[Key]) -> Out:
         """What the keys hold now; made into bytes when it is sent."""
@@ -114,18 +124,13 @@ class Luggage:
     def rest(self, migration: str, step: int, units: Units) -> Out:
         """The end of a step. The epochs are those in which the origin owns it, or did until it released it."""
         ownership = self._ownership
-        released = ownership.outgoing.get(f"{migration}/{step}")
-        if released is None:
-            epochs = {unit: ownership.share(unit).epoch for unit in units}
-        else:
-            epochs = {unit: epoch - 1 for unit, epoch in released.epochs.items()}
         mark, _ = self._seat.instance.mark_part()
         fields = {
             "step": step,
             "units": units.to_dict(),
-            "epochs": parcels.epochs_list(epochs),
+            "epochs": parcels.epochs_list(self._epochs(migration, step, units)),
             "apart": [[key, *owner] for key, owner in ownership.apart(units).items()],
             "mark": mark,
-            "released": released is not None,
+            "released": f"{migration}/{step}" in ownership.outgoing,
         }
         return Out("rest", fields=fields)

@@ -1,7 +1,8 @@
 """The origin's side of a migration on a host: a thread that runs the protocol's machine and carries out its effects.
 
 Everything that goes to the target goes through one line, and what is put in line is put there under the instance's lock: so the
-target hears of copies and of the rows applied after them in the order in which they happened. Decides nothing that the machine
+target hears of copies and of the rows applied after them in the order in which they happened. What is large is sent in slices
+while the line is empty, and what is said of a step stays behind the slices of that step: effects leave in the order given. Decides nothing that the machine
 decides, nor what is told of a key (`luggage`): it knows when it is sent, and how a step is released.
 """
 
@@ -38,6 +39,7 @@ from godwit.migration.events import (
     Release,
     Released,
     Resume,
+    Served,
     Ship,
     TellAborted,
     TellReleased,
@@ -50,7 +52,7 @@ from godwit.runtime.following import Following, Select
 from godwit.runtime.leases import host_directory
 from godwit.runtime.luggage import Luggage
 from godwit.runtime.orders import Order, Port
-from godwit.runtime.peer import GONE_PEER, RETRY_S, Broken, Failed, Line, LostPeer, Out, Peer, Reached
+from godwit.runtime.peer import GONE_PEER, RETRY_S, Answered, Broken, Failed, Line, LostPeer, Out, Peer, Reached
 from godwit.runtime.prompt import prompt
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
@@ -89,7 +91,7 @@ class Mover:
         self._machine = Origin.resumed(PROTOCOLS[order.protocol], released or {})
         self._line: Line = queue.SimpleQueue()
         self._peer = Peer(port, order, self._line)
-        self._work: deque[Iterator[None]] = deque()
+        self._work: deque[tuple[int, Iterator[None]]] = deque()  # by step: what is being copied or shipped, in slices
         self._chores: deque[tuple[int, Units]] = deque()  # steps that the target has, to be forgotten
         self._following: dict[int, Following] = {}
         self._copied: dict[int, set[Key]] = {}  # by step, with the keys it has
@@ -172,9 +174,7 @@ class Mover:
         except Exception as error:  # noqa: BLE001 see above
             told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
             self.failure = self.failure or told.at(host=self._port.host, operator=self.order.operator)
-            self._hang_up()
-            with suppress(GodwitError):
-                self._handle(AbortAsked(str(error)))
+            self._hang_up(AbortAsked(str(error)))
             self._peer.idle.wait(RETRY_S)
 
     def _go_on(self) -> None:
@@ -194,17 +194,21 @@ class Mover:
             while not self._over():
                 self._next()
         except (LostPeer, *GONE_PEER):
-            self._hang_up()
-            self._handle(PeerLost())
-            for event in self._peer.purge():
-                self._line.put(event)
+            self._hang_up(PeerLost())
 
-    def _hang_up(self) -> None:
-        """With the connection the target's copies are gone: whoever is to have the state after that is sent all of it."""
+    def _hang_up(self, event: Event) -> None:
+        """With the connection the target's copies are gone: whoever is to have the state after that is sent all of it.
+
+        What was in line for it must not be taken for what the next one says: the end of a step alone would be taken for all of it.
+        """
         self._peer.disconnect()
         self._work.clear()
         self._copied.clear()
         self._told_early.clear()
+        with suppress(GodwitError):
+            self._handle(event)
+        for heard in self._peer.purge():
+            self._line.put(heard)
 
     def _hear_aborts(self) -> None:
         """While there is no target to talk to, what is asked of us is still heard."""
@@ -221,7 +225,7 @@ class Mover:
             item = self._line.get(block=not busy, timeout=None if busy else 0.5)
         except queue.Empty:
             if self._work:
-                if next(self._work[0], self) is self:  # it has come to its end
+                if next(self._work[0][1], self) is self:  # it has come to its end
                     self._work.popleft()
             elif self._chores:
                 self._forget(*self._chores.popleft())
@@ -248,6 +252,10 @@ class Mover:
             case Broken(error, connection):
                 if connection == self._peer.connection:
                     raise LostPeer(str(error))
+                return
+            case Answered(answer, connection):
+                if connection == self._peer.connection or isinstance(answer, (Served, Failed)):  # those stay true
+                    self._handle(answer)
                 return
             case Failed(error):
                 self.failure = error
@@ -313,7 +321,7 @@ class Mover:
             case Lend(units):
                 self._change(lambda ownership: ownership.lend(units, self.order.target))
             case Copy(step, units, forward):
-                self._work.append(self._copy(step, units, forward))
+                self._work.append((step, self._copy(step, units, forward)))
             case Cut(_, units):
                 self._change(lambda ownership: ownership.cut(units, self.order.target))
             case Ship(step, units):
@@ -323,6 +331,7 @@ class Mover:
             case Resume(step, units):
                 self._resume(step, units)
             case Forget(step, units):
+                self._cancel(step)
                 self._chores.append((step, units))  # nobody waits for it
             case _:
                 self._tell(effect)
@@ -333,13 +342,25 @@ class Mover:
                 self._line.put(Out("offer", fields={"units": units.to_dict()}))
             case TellReleased(step):
                 epochs = parcels.epochs_list(_ownership(self._seat).outgoing[f"{self.order.id}/{step}"].epochs)
-                self._line.put(Out("released", fields={"step": step, "epochs": epochs}))
+                self._put(step, Out("released", fields={"step": step, "epochs": epochs}))
             case TellAborted(step, units):
-                self._line.put(Out("aborted", fields={"step": step, "units": units.to_dict()}))
+                self._put(step, Out("aborted", fields={"step": step, "units": units.to_dict()}))
             case End():
                 return
             case _:
                 raise AssertionError(effect)
+
+    def _put(self, step: int, out: Out) -> None:
+        """What is said of a step goes in line, or behind the slices of that step that are still to be sent."""
+        last = max((at for at, (of, _) in enumerate(self._work) if of == step), default=None)
+        if last is None:
+            self._line.put(out)
+        else:
+            self._work.insert(last + 1, (step, self._shipping([out])))
+
+    def _cancel(self, step: int) -> None:
+        """Nobody waits any more for what is still to be copied or shipped of a step."""
+        self._work = deque((of, work) for of, work in self._work if of != step)
 
     def _change(self, change: Callable[[Any], None]) -> None:
         with self._seat.changed:
@@ -351,7 +372,7 @@ class Mover:
         select = selects(units, _ownership(self._seat))
         following = Following(self._seat, self._line, step, select, forward, self.order.check)
         with self._seat.lock:
-            self._line.put(self._luggage.announced(step, units))
+            self._line.put(self._luggage.announced(self.order.id, step, units))
             for key, route_hash in self._luggage.of(units).items():
                 following.pending.append((route_hash, len(following.pending), key))
             heapify(following.pending)
@@ -385,7 +406,7 @@ class Mover:
             select = selects(units, ownership)
             copied = self._copied.get(step)  # found before the cut: rows wait from there on
             keys: Collection[Key] = copied if copied is not None else luggage.found(units, select)
-            out = [luggage.announced(step, units)]
+            out = [luggage.announced(self.order.id, step, units)]
             if copied is None:
                 out += [self._backup(step)] if self.order.source == "backup" else luggage.all_state(step, keys)
             last = not (ownership.mine() - units)
@@ -399,7 +420,7 @@ class Mover:
             for item in out:
                 self._line.put(item)
         else:
-            self._work.append(self._shipping(out))
+            self._work.append((step, self._shipping(out)))
 
     def _backup(self, step: int) -> Out:
         """Where the target finds the state by itself."""
@@ -407,9 +428,12 @@ class Mover:
         return Out("backup", fields={"step": step, "directory": directory, "lsn": self._seat.lsn})
 
     def _shipping(self, out: list[Out]) -> Iterator[None]:
-        for item in out:
+        """Over with the last of it: what is said of the step after that need not wait for a turn."""
+        *slices, last = out
+        for item in slices:
             self._send(item)
             yield
+        self._send(last)
 
     def _release(self, step: int, units: Units) -> None:
         instance, ownership = self._seat.instance, _ownership(self._seat)
@@ -429,6 +453,7 @@ class Mover:
         """If the target only has to wait for the next batch, it follows on."""
         with self._seat.changed:
             if self._machine.phase(step) is not Phase.WAITING:
+                self._cancel(step)
                 self._unfollow(step)
             _ownership(self._seat).resume(units)
             self._seat.changed.notify_all()
@@ -452,7 +477,8 @@ class Mover:
                     body = changes.to_batch(instance.key_codec).serialize()
                     self._seat.lsn = self._port.log.append([(info, body)])
         with self._seat.changed:
-            instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY))
+            coming = selects(instance.staged, ownership)  # back, and with a ledger of its own
+            instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))
             ownership.confirm(f"{self.order.id}/{step}")
             self._seat.lsn = self._port.log.append([instance.own_part()])
         if self.order.gap_ms:

@@ -71,6 +71,14 @@ class Reached(Event):
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Answered(Event):
+    """What the target has said on a connection. What it said on an older one it may not hold to any more."""
+
+    answer: Event
+    connection: int
+
+
 Line = queue.SimpleQueue["Out | Event"]
 
 HEARD: dict[str, Callable[[dict[str, Any]], Event]] = {
@@ -161,7 +169,7 @@ class Peer:
             with WAITS.over(directory, lease, reader.cancel):  # writing waits for the same stream
                 while True:
                     note = wire.unpack(reader.read_chunk().app_metadata)
-                    self._line.put(HEARD[note["kind"]](note))
+                    self._line.put(Answered(HEARD[note["kind"]](note), connection))
         except (GodwitError, *GONE_PEER) as error:
             self._line.put(Broken(error, connection))
 

@@ -1,6 +1,7 @@
 """The target's side of a migration on a host: runs the machine of a target over as many connections as it takes.
 
-What comes goes to `copies`, in the order sent; what becomes of it is the machine's word. A copy is not served before the origin
+What comes goes to `copies`, in the order sent, as long as the machine says that its step takes it; what becomes of it is the
+machine's word too. What comes late, again, or of a step that is prepared or served is ignored. A copy is not served before the origin
 has released it: the gate holds or refuses its rows, and its timers do not fire.
 """
 
@@ -32,6 +33,7 @@ from godwit.migration.events import (
     Promised,
     ReleaseHeard,
     Serve,
+    Stage,
 )
 from godwit.migration.target import Phase, Target
 from godwit.model.progress import Progress
@@ -206,7 +208,7 @@ class Receiver:
         if not other.orphaned or batch is None or not self._copies.adopt(other._copies, units, batch):
             return False
         other._machine, other.orphaned = Target(), False
-        self._handle(Announced(0, units))
+        self._machine.on(Announced(0, units))  # what it asks for is done: the copies are written down
         return True
 
     def drop_adopted(self) -> None:
@@ -246,19 +248,22 @@ class Receiver:
             case "offer":
                 self._offer(parcels.units_in(note))
             case "step":
-                self._handle(Announced(note["step"], parcels.units_in(note)))
-                copies.announce(note["step"], parcels.units_in(note))
+                self._announced(note)
             case "reached":
                 copies.reached(Progress.from_dict(note["progress"]))
-            case "copied":
-                copies.stands(note["step"], note["batch"])
-                self._answer("caught_up", step=note["step"], rows=note["rows"])
             case "rest":
-                self._handle(Arrived(note["step"], parcels.units_in(note), copies.rest(note)))
+                fits = self._machine.takes(note["step"]) and copies.rest(note)
+                self._handle(Arrived(note["step"], parcels.units_in(note), fits))
             case "released":
                 self._released(note)
             case "aborted":
-                self._handle(AbortHeard(note["step"]))
+                units = parcels.units_in(note) if "units" in note else Units()
+                self._handle(AbortHeard(note["step"], units))
+            case _ if not self._machine.takes(note["step"]):
+                return
+            case "copied":
+                copies.stands(note["step"], note["batch"])
+                self._answer("caught_up", step=note["step"], rows=note["rows"])
             case kind:
                 {
                     "state": copies.state,
@@ -270,16 +275,28 @@ class Receiver:
                 }[kind](note, body)
 
     def _offer(self, units: Units) -> None:
+        """Of what is here already, in whichever way, nothing is expected any more."""
         with self._seat.changed:
-            self._copies.claim(units)
-        self._handle(Promised(units))
+            expected = self._copies.claim(units)
+        if expected:
+            self._handle(Promised(expected))
+
+    def _announced(self, note: dict[str, Any]) -> None:
+        if self._served(note):
+            self._answer("served", step=note["step"])
+        else:
+            self._handle(Announced(note["step"], parcels.units_in(note)))
 
     def _released(self, note: dict[str, Any]) -> None:
-        ownership = self._seat.instance.ownership
-        if ownership is not None and ownership.served(parcels.epochs_of(note["epochs"])):
+        if self._served(note):
             self._answer("served", step=note["step"])
         else:
             self._handle(ReleaseHeard(note["step"]))
+
+    def _served(self, note: dict[str, Any]) -> bool:
+        """Whether this host has owned the step in the epochs that are told, though it may have forgotten the step since."""
+        ownership = self._seat.instance.ownership
+        return ownership is not None and ownership.served(parcels.epochs_of(note.get("epochs", ())))
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -293,6 +310,8 @@ class Receiver:
                 self._copies.expect(units)
             case AnswerOffered(units):
                 self._answer("offered", units=units.to_dict())
+            case Stage(step, units):
+                self._copies.announce(step, units)
             case Persist(step, units):
                 self._copies.prepare(step, units)
                 self._handle(Durable(step))
