@@ -49,7 +49,12 @@ class Nest:
     """A checkpoint, a controller, and host processes."""
 
     def __init__(
-        self, checkpoint: Path, hosts: int = 2, processor: Processor | None = None, backup: bool = False
+        self,
+        checkpoint: Path,
+        hosts: int = 2,
+        processor: Processor | None = None,
+        backup: bool = False,
+        **spec: Any,
     ) -> None:
         self.checkpoint = checkpoint
         self.incarnation = secrets.token_hex(4)
@@ -64,7 +69,7 @@ class Nest:
         names = self.routing.hosts
         self.peers: dict[str, str | None] = dict(zip(names, (*names[1:], names[0]), strict=True))  # who backs up whom
         self.controller = Controller("127.0.0.1", self.token, self._admit, list, backup_peer=self.peers.get)
-        self.operator = operator_of(processor or Count())
+        self.operator = operator_of(processor or Count(), **spec)
         self.controller.add(self.operator)
         self.bind = "127.0.0.1"
         self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
@@ -128,6 +133,7 @@ class Nest:
             token=self.token,
             gather=False,
             incarnation=self.incarnation,
+            timers=spec.time_mode != "none",
         )
         return replace(route, **changed)
 

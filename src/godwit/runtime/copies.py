@@ -208,16 +208,18 @@ class Copies:
         """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
 
         That is so if this instance has fired those of the batch already, and the origin has not: it has not come to firing
-        them, or not even to the batch.
+        them, or not even to the batch. Of a lost origin it fits all the same: routers come again before they send rows.
         """
         instance, mark = self._seat.instance, note["mark"]
         progress = Progress.from_dict(mark["progress"])
         self._rests[note["step"]] = note
         with self._seat.changed:
             self._log(self._keep_up(progress))
-            fired_there = mark["fired"] and progress.batch == instance.progress.batch
-            timely = instance.spec.time_mode == "none" or fired_there or not instance.fired
-        return bool(timely or note["released"])
+            if instance.spec.time_mode == "none" or note["released"] or note.get("lost"):
+                return True
+            if "unfired" in mark and Units.from_dict(mark["unfired"]):
+                return False  # the origin has them from a lost host, and fires them when the next router comes
+            return not instance.fired or (mark["fired"] and progress.batch == instance.progress.batch)
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
@@ -232,8 +234,7 @@ class Copies:
         with self._seat.changed:
             same_batch = rest["mark"]["progress"]["batch"] == instance.progress.batch
             instance.merge_watermark(rest["mark"]["watermark"], same_batch)
-            if same_batch and rest["mark"]["fired"] and not instance.fired:
-                instance.fired_elsewhere.append(units)
+            instance.inherit_timers(units, rest["mark"], same_batch, bool(rest.get("lost")))
             apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
             incoming = Incoming(units, self._origin, parcels.epochs_of(rest["epochs"]), apart)
             self._ownership.prepare(self._name(step), incoming)
@@ -287,9 +288,17 @@ class Copies:
             instance.ledger.drop(not_mine)
             self._unstage(units)
             instance.held.pop(self._name(step), None)
-            self._log([instance.own_part()])
+            self._log([*self._left_unfired(units), instance.own_part()])
             self._seat.changed.notify_all()
             self._close(step)
+
+    def _left_unfired(self, units: Units) -> list[Part]:
+        """Units that stay with their owner take their timers with them."""
+        instance = self._seat.instance
+        if not instance.unfired & units:
+            return []
+        instance.unfired -= units
+        return [instance.mark_part()]
 
     def _unstage(self, units: Units) -> None:
         self._seat.instance.staged -= units

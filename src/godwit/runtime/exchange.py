@@ -82,7 +82,7 @@ class Exchange:
         timers = instance.spec.time_mode != "none"
 
         def ready() -> bool:
-            fires = carries and not instance.fired
+            fires = carries and instance.fires
             same = instance.progress.judge(request) is Verdict.SAME and not fires
             between = timers and (instance.between_owners or seat.inheriting)
             return same or not (between or seat.held) or self._stopping()
@@ -92,9 +92,9 @@ class Exchange:
                 began_s = time.monotonic()
                 seat.changed.wait_for(ready)
                 seat.stalled((time.monotonic() - began_s) * 1000, 1)  # how many rows wait behind it is not known here
-            before = (instance.progress.batch, instance.fired)
+            before = (instance.progress.batch, instance.fires)
             work = self._do(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
-            if (instance.progress.batch, instance.fired) != before:
+            if (instance.progress.batch, instance.fires) != before:
                 for tell in seat.told:
                     tell(BatchBegan())
         self._log.flush(work.lsn)

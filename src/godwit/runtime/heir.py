@@ -53,10 +53,6 @@ class Answers:
         while not self._said.empty():
             said = self._said.get()
         told = "nothing" if said is None else said["kind"]
-        if told == "declined":
-            raise HostUnavailable(
-                "timers of this batch have fired here, and the lost host had not come to firing its own"
-            )
         if told != kind:
             raise HostUnavailable(f"the keys cannot be taken over in this batch: {told} was said, not {kind}")
 
@@ -105,7 +101,7 @@ class Legacy:
         epochs = {unit: ownership.share(unit).epoch for unit in self.units}
         mark, _ = instance.mark_part()
         apart = [[key, *owner] for key, owner in ownership.apart(self.units).items()]
-        told = {"epochs": parcels.epochs_list(epochs), "apart": apart, "mark": mark, "released": False}
+        told = {"epochs": parcels.epochs_list(epochs), "apart": apart, "mark": mark, "released": False, "lost": True}
         yield self._note("rest", units=self.units.to_dict(), **told), None
 
     def released(self) -> dict[str, Any]:

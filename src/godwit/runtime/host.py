@@ -25,6 +25,7 @@ from godwit.errors import (
     StaleGeneration,
 )
 from godwit.model.routing import Routing
+from godwit.model.units import Units
 from godwit.runtime.backup_keeping import Keeping
 from godwit.runtime.backup_records import Records
 from godwit.runtime.backup_restore import restored
@@ -302,7 +303,7 @@ class Host:
                 continue
             with seat.lock:
                 if seat.instance.progress.query is None:
-                    seat.instance.recover_mark({**mark, "due": None, "fired": True})
+                    seat.instance.recover_mark({**mark, "fired": True, "unfired": Units().to_dict()})
                     seat.lsn = self.log.append([seat.instance.mark_part()])
             self.log.flush(seat.lsn)
         return {}

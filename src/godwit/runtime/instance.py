@@ -26,6 +26,7 @@ from godwit.errors import (
 )
 from godwit.model.ownership import Stand
 from godwit.model.progress import BatchRef, Verdict
+from godwit.model.units import Units
 from godwit.runtime.grouping import group_by_key
 from godwit.runtime.remembered import Remembered
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
@@ -55,8 +56,10 @@ class Instance(Remembered):
         begins = verdict is not Verdict.SAME
         if begins:
             self._next_batch(request, now_ms)
-        fires = carries and not self.fired
-        work = self._fire(lane) if fires else Work(self.ledger.timer_outputs(lane) if carries else [])
+        fires = carries and self.fires
+        before = self.ledger.timer_outputs(lane) if carries else []
+        work = self._fire(lane) if fires else Work()
+        work.outputs[:0] = before
         # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
         if begins or unknown or fires:
             work.parts.insert(0, self.mark_part())
@@ -110,21 +113,36 @@ class Instance(Remembered):
             self.counters.timers_fired += len(timers)
         else:
             self._log_changes(work)
-        self.fired = True
+        self.fired, self.unfired = True, self._not_owned(self.unfired)
         for follower in self.followers:
             follower.changed(self.progress.batch, work.changes)
         return work
 
     def _owned(self, timers: list[tuple[int, Key]]) -> list[tuple[int, Key]]:
-        """Without those of keys that others own, or that came from an owner who has fired them in this batch already."""
-        if not timers or (shares := self.shares) is None or shares.whole:
+        """Without those of keys that others own, or that came from an owner who has fired them in this batch already.
+
+        If this instance has fired its own, only those that came from a lost owner who had not are left.
+        """
+        if not timers or (shares := self.shares) is None:
+            return timers
+        if shares.whole and not self.fired and not self.fired_elsewhere:
             return timers
         hashes: Index = np.array([self.key_codec.route_hash(key) for _, key in timers], np.int64)
         mine = np.isin(self.stands(hashes), (MINE, int(Stand.LENT)))
         for units in self.fired_elsewhere:
             assert self.ownership is not None, "keys came from another owner"
             mine &= ~selects(units, self.ownership)(hashes)
+        if self.fired:
+            assert self.ownership is not None, "keys came from another owner"
+            mine &= selects(self.unfired, self.ownership)(hashes)
         return [timer for timer, own in zip(timers, mine.tolist(), strict=True) if own]
+
+    def _not_owned(self, units: Units) -> Units:
+        """Those of them whose timers cannot fire here: they are still between two owners."""
+        if self.ownership is None:
+            return units
+        fire = (Stand.MINE, Stand.LENT)
+        return Units.of(*(unit for unit in units if self.ownership.share(unit).stand not in fire))
 
     def _due_ms(self, times: Times) -> int:
         return times.watermark_ms if self.spec.time_mode == "eventTime" else times.processing_ms

@@ -40,6 +40,8 @@ class Link:
         self.host = host
         self.timers: pa.RecordBatch | None = None
         self.retired = False
+        self.opened = False  # the host has answered on the newest stream that was asked for
+        self.covered = False  # it is retired, and those that took over have been opened since
         self.begun: dict[str, Any] | None = None  # how the host has begun the batch
         self._route = route
         self._task = task
@@ -114,6 +116,7 @@ class Link:
         self._begun = False
         if self._task.request.batch >= 0:
             header, self.timers = self._stream.read("opened")
+            self.opened = True
             self._answered[lease.generation] = header["lsn"]
             self.begun = header
         self._hold_back()
@@ -260,6 +263,11 @@ class Link:
         if self._stream is not None and self._finished:
             self._stream.close()
             self._stream = None
+        self._hang_up()
+
+    def hang_up(self) -> None:
+        """The next stream opens the lane anew, though the host is the same."""
+        self.opened, self._begun, self._lease = False, False, None
         self._hang_up()
 
     def _hang_up(self) -> None:

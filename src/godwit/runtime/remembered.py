@@ -47,6 +47,7 @@ class Remembered:
         self.followers: list[Follower] = []
         self.hot: HotKeys | None = None  # counts the rows of the keys that have most, where somebody wants to know
         self.fired_elsewhere: list[Units] = []  # came from an owner that has fired their timers in this batch already
+        self.unfired = Units()  # came from a lost owner that had not, when this instance had fired its own
         self.held: dict[
             str, list[tuple[str, Entry]]
         ] = {}  # by step: what such timers put out, until the step is served
@@ -80,11 +81,11 @@ class Remembered:
             "progress": self.progress.to_dict(),
             "watermark": self.watermark.to_dict(),
             "processing_ms": self.times.processing_ms,
-            "due": None
-            if self.fired or self.due is None
-            else [self.due.processing_ms, self.due.watermark_ms, self.due.late_ms],
+            # Also where all have fired: this host may become the heir of one that has not.
+            "due": None if self.due is None else [self.due.processing_ms, self.due.watermark_ms, self.due.late_ms],
             "fired": self.fired,
             "fired_elsewhere": [units.to_dict() for units in self.fired_elsewhere],
+            "unfired": self.unfired.to_dict(),
             "late": self.counters.late,
             "merge": self.merge,
         }
@@ -97,9 +98,16 @@ class Remembered:
         self.counters.late = info["late"]
         self.times = self._times(info["processing_ms"])
         self.merge = merge_of(info.get("merge"))
-        self.due = None if info["due"] is None else Times(*info["due"])
+        self.due = self._recovered_due(info)
         self.fired = info["fired"]
         self.fired_elsewhere = [Units.from_dict(units) for units in info.get("fired_elsewhere", ())]
+        self.unfired = Units.from_dict(info["unfired"]) if "unfired" in info else Units()
+
+    def _recovered_due(self, info: Mapping[str, Any]) -> Times | None:
+        """Marks of earlier versions do not tell any more up to when timers fired; the watermark and the time of the batch do."""
+        if info["due"] is None and info["fired"] and "unfired" not in info and self.spec.time_mode != "none":
+            return Times(info["processing_ms"], self.watermark.late, self.watermark.late)
+        return None if info["due"] is None else Times(*info["due"])
 
     def recover_state(self, info: Mapping[str, Any], batch: pa.RecordBatch) -> None:
         self._recover_batch(info["batch"])
@@ -159,6 +167,25 @@ class Remembered:
         shares = self.shares
         return shares is not None and shares.between
 
+    @property
+    def fires(self) -> bool:
+        """Whether some timers have not had their turn in this batch."""
+        return not self.fired or bool(self.unfired)
+
+    def inherit_timers(self, units: Units, mark: Mapping[str, Any], same_batch: bool, lost: bool) -> None:
+        """Units come with their state. `mark`: their owner's, which says which of their timers have had their turn.
+
+        Where this instance has fired its own, those of a lost owner that had not wait for the next lane that opens here.
+        """
+        done = fired_of(units, mark) if same_batch else Units()
+        if not self.fired:
+            if done:
+                self.fired_elsewhere.append(done)
+        elif lost and self.spec.time_mode != "none":
+            self.unfired |= units - done
+        if same_batch and self.due is None and mark["due"] is not None:
+            self.due = Times(*mark["due"])
+
     def keep_up(self, progress: Progress, now_ms: int) -> bool:
         """Another instance of the operator is in this batch, so those before it are committed. False if that is nothing new."""
         if progress.query is None or progress.batch <= self.progress.batch:
@@ -201,6 +228,7 @@ class Remembered:
         self.due = None if self.spec.time_mode == "none" or is_first else self._times(now_ms)
         self.fired = False
         self.fired_elsewhere, self.held = [], {}
+        self.unfired = Units()  # what is left of it is due in the new batch, too
         self.progress = self.progress.advance(request.batch)
         self.watermark.next_batch()
         self.times = self._times(now_ms)
@@ -216,3 +244,13 @@ class Remembered:
     def _finished(self, info: Mapping[str, Any]) -> None:
         self.ledger.finished[info["lane"]] = info["finished"]
         self.watermark.report(info["lane"], info["event_max_ms"])
+
+
+def fired_of(units: Units, mark: Mapping[str, Any]) -> Units:
+    """Those of the units whose timers have had their turn in the batch of the mark, at the host that wrote it."""
+    if mark["fired"]:
+        return units - Units.from_dict(mark["unfired"]) if "unfired" in mark else units
+    done = Units()
+    for elsewhere in mark.get("fired_elsewhere", ()):
+        done |= units & Units.from_dict(elsewhere)
+    return done

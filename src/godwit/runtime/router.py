@@ -59,7 +59,7 @@ class Router:
         self._rounds = Rounds(self._route, self._table, self._links, self._file)
         try:
             # Every host, also where no row will go: the batch and its event time concern them all.
-            self._links.open(self._table.hosts)
+            self._links.begin(self._table.hosts)
             yield from _ordered(self._links.timers())
             merging = merging_of(self._route, schema, self._links.begun())
             found = windows(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)

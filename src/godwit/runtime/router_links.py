@@ -28,25 +28,49 @@ class Links:
         self._version = table.version
         self._links: dict[str, Link] = {}
 
-    def open(self, hosts: Iterable[str]) -> None:
-        """Those that are not open yet. All are asked before the first answer is waited for.
+    def begin(self, hosts: Iterable[str]) -> None:
+        """Every host there is begins the batch, before the first row leaves: then no timers are left that could fire in it.
 
-        Outputs of timers leave before all rows, so that a retry puts them in the same place: a host that turns up later
-        gives them to a lane that knows it from the start, in this batch or the next.
+        Outputs of timers leave before all rows, so that a retry puts them in the same place. A host that was lost before it
+        had answered may not have fired its own: its heirs do that when they are opened after they have taken over, so all are
+        opened again. And a host that has joined meanwhile may have got keys before they have begun the batch anywhere.
         """
-        missing = [host for host in hosts if host not in self._links]
-        task = replace(self._task, carries=False) if self._links else self._task
-        new = [Link(host, self._route, task, self._schema, self._left) for host in missing]
+        self._open(hosts, self._task)
+        while self._route.timers:
+            missed = [link for link in self._links.values() if link.retired and not link.opened and not link.covered]
+            for link in missed:
+                link.covered = True
+            again = [link for link in self._links.values() if missed and not link.retired]
+            for link in again:
+                link.hang_up()
+            for link in again:
+                link.reach()
+            for link in again:
+                link.connect()
+            joined = [host for host in self._hosts_now() if host not in self._links]
+            if not missed and not joined:
+                return
+            self._open(joined, self._task)
+
+    def open(self, hosts: Iterable[str]) -> None:
+        """Those that are not open yet: they have joined since the batch began, so none of their timers is due in it."""
+        self._open(hosts, replace(self._task, carries=False))
+
+    def _open(self, hosts: Iterable[str], task: Task) -> None:
+        """All are asked before the first answer is waited for."""
+        new = [Link(host, self._route, task, self._schema, self._left) for host in hosts if host not in self._links]
         self._links |= {link.host: link for link in new}
-        if (
-            self._route.timers
-        ):  # a batch begins nowhere while a host is away: whoever takes its keys over could not fire them
+        if self._route.timers:  # where no batch begins while a host is away, its timers fire with all others
             for link in new:
                 link.meet()
         for link in new:
             link.reach()
         for link in new:
             link.connect()
+
+    def _hosts_now(self) -> Sequence[str]:
+        routing = self._file.read()
+        return () if routing is None else routing.hosts
 
     def _left(self, host: str) -> bool:
         """A host joins the file before anybody hears of it, so one that is neither there nor in our first table was there."""
