@@ -19,6 +19,7 @@ PUBLISHED = {
     "GODWIT-CHECKPOINT-UNUSABLE": "CheckpointUnusable",
     "GODWIT-CHECKPOINT-VERSION": "CheckpointVersion",
     "GODWIT-DEFINITION": "DefinitionError",
+    "GODWIT-FILE-SYSTEM-UNSAFE": "FileSystemUnsafe",
     "GODWIT-HOST-UNAVAILABLE": "HostUnavailable",
     "GODWIT-INVARIANT-BROKEN": "InvariantBroken",
     "GODWIT-MALFORMED-REQUEST": "MalformedRequest",

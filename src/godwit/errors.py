@@ -21,6 +21,7 @@ __all__ = [
     "CheckpointVersion",
     "DefinitionError",
     "Fenced",
+    "FileSystemUnsafe",
     "GodwitError",
     "HostUnavailable",
     "InvariantBroken",
@@ -180,6 +181,10 @@ class CheckpointUnusable(BadInput):
 
 class CheckpointVersion(BadInput):
     code = "GODWIT-CHECKPOINT-VERSION"
+
+
+class FileSystemUnsafe(BadInput):
+    code = "GODWIT-FILE-SYSTEM-UNSAFE"
 
 
 class NotEnoughSlots(BadInput):

@@ -17,7 +17,7 @@ from godwit.runtime.host import Host
 from godwit.runtime.leases import host_directory
 from godwit.runtime.tables import write_routing
 from godwit.state.changelog import Durability
-from godwit.state.manifest import claim
+from godwit.state.fencing import claim
 from tests.integration.nest import OPERATOR, Nest
 from tests.integration.test_migration import Flow, ended, groups_of, migrate
 from tests.integration.test_takeover import ask, taken_over

@@ -27,8 +27,8 @@ from godwit.errors import (
     StaleGeneration,
 )
 from godwit.state.changelog import Changelog, Durability, Part, Recovered
+from godwit.state.fencing import claim
 from godwit.state.frames import FILE_HEADER, Draft, FrameReader, Info
-from godwit.state.manifest import claim
 from godwit.state.snapshot import Compactor
 
 Open = Callable[..., tuple[Changelog, Recovered]]
@@ -552,15 +552,21 @@ def test_write_that_a_takeover_overtook_is_not_acknowledged(opened: Open, monkey
 
 
 def test_generations_claimed_at_once_are_all_different(tmp_path: Path) -> None:
+    """Who is overtaken before its claim is complete hears so at once."""
     barrier = threading.Barrier(8)
 
     def race(_: int) -> list[int]:
         barrier.wait()
-        return [claim(tmp_path) for _ in range(20)]
+        taken = []
+        for _ in range(20):
+            with suppress(StaleGeneration):
+                taken.append(claim(tmp_path))
+        return taken
 
     with ThreadPoolExecutor(8) as pool:
         taken = [generation for row in pool.map(race, range(8)) for generation in row]
-    assert sorted(taken) == list(range(1, 161))
+    assert len(set(taken)) == len(taken) >= 8
+    assert max(taken) == 160 == len(files(tmp_path, "claim"))
 
 
 def test_takeover_that_is_itself_overtaken_stops(
@@ -685,6 +691,7 @@ def test_leftovers_are_removed_and_foreign_files_stay(directory: Path, opened: O
         "log-00000001-00000001",
         "manifest-00000002.json",
         "notes.txt",
+        "serving-00000002",
     ]
 
 

@@ -545,6 +545,7 @@ def test_old_files_are_removed(host: Host) -> None:
         "claim-00000001",
         "log-00000001-00000003",
         "manifest-00000001.json",
+        "serving-00000001",
         "snap-00000001-00000003",
     ]
 

@@ -46,7 +46,8 @@ class Keeping:
         found = {}
         for directory in self._kept():
             with suppress(OSError):  # files come and go
-                found[directory.name] = sum(file.stat().st_size for file in directory.iterdir())
+                files = [file for file in directory.iterdir() if file.is_file()]
+                found[directory.name] = sum(file.stat().st_size for file in files)
         return found
 
     def receive(self, header: dict[str, Any], reader: Any, writer: Any) -> None:

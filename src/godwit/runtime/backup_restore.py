@@ -12,7 +12,7 @@ from godwit.errors import CheckpointCorrupt, StaleGeneration
 from godwit.runtime.backup_records import Record, Records, mirror_directory
 from godwit.runtime.leases import host_directory
 from godwit.state.damage import unusable
-from godwit.state.manifest import claim
+from godwit.state.fencing import claim
 from godwit.state.mirroring import copy_mirror, has_log
 from godwit.state.segments import FileName, list_names, replace_file, sync_directory
 

@@ -19,8 +19,10 @@ from threading import Condition, Lock
 from typing import Final, NamedTuple, Self
 
 from godwit.errors import CheckpointCorrupt, CheckpointUnusable, GodwitError, InvariantBroken
+from godwit.state.fencing import Fence
 from godwit.state.frames import FILE_HEADER, Body, Draft, Info, Part
-from godwit.state.manifest import Fence, Manifest, read_manifest
+from godwit.state.manifest import Manifest, read_manifest
+from godwit.state.mounts import mount_of
 from godwit.state.recovery import Recovered, sealed_segments, take_over
 from godwit.state.segments import Durability, FileName, FileWriter, sync_directory
 
@@ -96,9 +98,11 @@ class Changelog:
     ) -> tuple[Self, Recovered]:
         """Take over the directory. Read `recovered.parts()` to the end before the first `append`.
 
-        "process": what is flushed survives the process; "disk": what is synced survives the machine.
+        "process": what is flushed survives the process; "disk": what is synced survives the machine. On a network file
+        system it is always "disk": what is not synced there is not seen by whoever takes over.
         """
         manifest, recovered = take_over(directory, durability)
+        durability = mount_of(directory).durability(durability)
         return cls(directory, durability, manifest, recovered, segment_bytes_max), recovered
 
     def append(self, parts: Iterable[tuple[Info, Body]]) -> int:

@@ -8,26 +8,26 @@ dead and wakes up later replaces a manifest that nobody reads any more: with one
 old list of files in the place of its successor's.
 
 Three rules make that safe without any lock between processes:
-- a generation claims its number first and only then looks at the files of older ones;
-- a writer looks for newer claims after each write and before it says that the write is done: either it sees
-  the claim and fails, or the claim came later and its owner sees the write;
+- a generation claims its number and removes the tokens of older ones first, and only then looks at their files;
+- a writer makes sure of its generation after each write and before it says that the write is done: either it finds
+  that there is a newer one and fails, or the claim came later and its owner sees the write;
 - files are removed only after the manifest that no longer names them is in place, and only if there is no
   newer claim even then: a later claimant reads that manifest, an earlier one keeps its files.
-They need a file system on which a name that one process made is seen by all others at once: any local one,
-and network file systems without a cache for names.
+How a writer makes sure of it, also where names are cached, is in fencing.py. That its write is seen is for the changelog
+to care for: on a network file system it must be synced.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from godwit.state.damage import corrupt, newer_version, stale, unusable
+from godwit.state.damage import corrupt, newer_version, unusable
+from godwit.state.fencing import Fence
 from godwit.state.segments import FileName, list_names, replace_file, sync_directory
 
 MANIFEST_VERSION: Final = 1
@@ -73,38 +73,6 @@ class Manifest:
         return own
 
 
-def claim(directory: Path) -> int:
-    """Take the next generation. Whoever had an older one is fenced from now on."""
-    while True:
-        generation = 1 + max((name.generation for name in list_names(directory)), default=0)
-        path = directory / str(FileName("claim", generation))
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        except FileExistsError:
-            continue  # another process took the number in between
-        except OSError as error:
-            raise unusable("create", path, error) from error
-        return generation
-
-
-class Fence:
-    """Tells whether a newer generation exists; two looks at file names."""
-
-    def __init__(self, directory: Path, generation: int) -> None:
-        self._directory = directory
-        self._generation = generation
-        self._next = str(directory / str(FileName("claim", generation + 1)))
-        self._own = str(directory / str(FileName("claim", generation)))
-
-    def down(self) -> bool:
-        """The next claim may come and be swept by one that is newer still, but ours is swept before it."""
-        return os.access(self._next, os.F_OK) or not os.access(self._own, os.F_OK)
-
-    def check(self) -> None:
-        if self.down():
-            raise stale(self._directory, self._generation)
-
-
 def newest_manifest(directory: Path) -> Manifest | None:
     """What the directory holds, or None if it was never used."""
     names = [name for name in list_names(directory) if not name.partial]
@@ -141,7 +109,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 def sweep(directory: Path, manifest: Manifest) -> None:
     """Remove what is not in use, of this and older generations; the manifest is in place already.
 
-    Claims go last and oldest first (see `Fence.down`). A file that cannot be removed stays until the next
+    Claims go last and oldest first (see `Fence.down` in fencing.py). A file that cannot be removed stays until the next
     sweep: it is in nobody's way.
     """
     Fence(directory, manifest.generation).check()

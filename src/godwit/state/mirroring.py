@@ -5,8 +5,8 @@ when a mirror is needed.
 
 The tail of the log goes first: answers wait for it. Files that compaction has made follow when there is no tail, then the
 manifest that names them, and only then does the mirror let go of what they replace. So at every moment a mirror can be opened
-like any log, and it is fenced like any log: by the claim of a newer generation, for which it looks after each write and before
-it says that the write is done (see manifest.py).
+like any log, and it is fenced like any log: after each write, and before it says that the write is done, it makes sure that
+there is no newer generation (see manifest.py and fencing.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 from godwit.errors import CheckpointUnusable, GodwitError, MalformedRequest
 from godwit.state.changelog import Written
 from godwit.state.damage import corrupt, stale, unusable
+from godwit.state.fencing import Token, held_token
 from godwit.state.manifest import Manifest, decode_manifest, newest_manifest, sweep
 from godwit.state.segments import FileName, list_names, parse_name, publish, replace_file, sync_directory, sync_path
 
@@ -58,8 +59,10 @@ class Mirror:
             directory.mkdir(parents=True, exist_ok=True)
             self._check_newest()
             (directory / str(FileName("claim", generation))).touch()
+            Token(directory, generation).make()
         except OSError as error:
             raise unusable("create", directory, error) from error
+        self._token = held_token(directory, generation)
         self._unsynced = dict(self.have())  # bytes by name; whoever wrote them may have died before it could sync
         self.check()
 
@@ -81,7 +84,8 @@ class Mirror:
         except OSError as error:
             raise unusable("write", path, error) from error
         self._unsynced[file] = self._unsynced.get(file, 0) + len(data)
-        if path.name != file and self._unsynced[file] >= _UNSYNCED_BYTES_MAX:
+        ahead_of_sync = path.name != file and self._unsynced[file] >= _UNSYNCED_BYTES_MAX
+        if ahead_of_sync or self._token is not None:  # what is not synced on a network mount, nobody else sees
             self._sync(file)
         self.check()
 
@@ -120,8 +124,9 @@ class Mirror:
 
     def check(self) -> None:
         """Whether what is here still counts for this generation: else nothing may be acknowledged."""
+        proved = self._token is None or self._token.proved()
         self._check_newest()
-        if not (self.directory / str(FileName("claim", self._generation))).exists():
+        if not proved or not (self.directory / str(FileName("claim", self._generation))).exists():
             raise CheckpointUnusable(
                 f"the backup in {self.directory} has been removed", todo="Nothing: it is made anew"
             )

@@ -15,8 +15,10 @@ from typing import Final
 
 from godwit.errors import CheckpointCorrupt, GodwitError
 from godwit.state.damage import corrupt, unusable
+from godwit.state.fencing import Fence, check_newest, claim
 from godwit.state.frames import BLOCK_BYTES, Frame, FrameReader, Part
-from godwit.state.manifest import Fence, Manifest, Stored, claim, newest_manifest, read_manifest, sweep, write_manifest
+from godwit.state.manifest import Manifest, Stored, newest_manifest, read_manifest, sweep, write_manifest
+from godwit.state.mounts import mount_of
 from godwit.state.segments import Durability, FileName, sync_directory, sync_path
 
 _STANDING: Final = frozenset(("define", "mark", "own", "drop"))
@@ -128,7 +130,7 @@ class Recovered:
         try:
             return open_reader(self._directory / stored.file, stored.bytes, stored.operators)
         except CheckpointCorrupt:
-            Fence(self._directory, self.generation).check()  # a newer generation may have removed it
+            check_newest(self._directory, self.generation)  # a newer generation may have removed it
             raise
 
 
@@ -158,7 +160,7 @@ def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recove
     generation = claim(directory)
     try:
         manifest, next_lsn = _succeed(directory, generation)
-        if durability == "disk":
+        if mount_of(directory).durability(durability) == "disk":
             _sync(directory, manifest)
         write_manifest(directory, manifest)
     except GodwitError:

@@ -20,6 +20,7 @@ from godwit.state.frames import FILE_HEADER, Body
 Durability: TypeAlias = Literal["process", "disk"]
 Kind: TypeAlias = Literal["claim", "manifest", "log", "snap"]
 
+NO_DIRECTORY_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)  # what some network file systems say, which have no such call
 _BUFFERS_MAX: Final = 1024  # IOV_MAX of Linux and macOS
 _NAME: Final = re.compile(
     r"(?P<kind>claim|manifest|log|snap)-(?P<generation>\d{8,})(-(?P<seq>\d{8,}))?(\.json)?(?P<partial>\.tmp)?"
@@ -142,7 +143,7 @@ def publish(partial: Path, path: Path) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Make new, renamed and removed names durable."""
-    sync_path(directory, tolerated=(errno.EINVAL, errno.ENOTSUP))  # some network file systems have no such call
+    sync_path(directory, tolerated=NO_DIRECTORY_SYNC)
 
 
 def sync_path(path: Path, tolerated: Sequence[int] = ()) -> None:

@@ -20,8 +20,9 @@ from threading import Lock
 from typing import Final
 
 from godwit.errors import GodwitError, InvariantBroken
+from godwit.state.fencing import Fence
 from godwit.state.frames import BLOCK_BYTES, Draft
-from godwit.state.manifest import Fence, Manifest, Stored, read_manifest, sweep, write_manifest
+from godwit.state.manifest import Manifest, Stored, read_manifest, sweep, write_manifest
 from godwit.state.merge import FileParts, Merge, gather
 from godwit.state.recovery import open_reader, size_bytes_of
 from godwit.state.segments import FileName, FileWriter, list_names, parse_name, publish

@@ -1,0 +1,154 @@
+"""Who may write in a host's directory: the newest generation, and how an older one finds out that it is not.
+
+Decides the number of a generation (its claim) and whether that is still the newest (its token). It must not know what is
+written, nor why somebody takes over.
+
+On a local file system a look at two names tells: one kernel answers all. A client of a network file system answers looks from
+its cache, for a minute or longer, also that a name is *not* there; what changes a directory it cannot answer by itself. So each
+generation has a token, a directory of its own that whoever takes over removes before it reads anything. In it a generation
+makes and removes a mark by turns: the server does that, or says that the token is gone. A call is proof only if it succeeded.
+An answer that got lost on the way makes the second attempt of the same call fail ("exists already", "does not exist"), and then
+the opposite call decides. The token is gone for certain when removing it has succeeded: a mark that is made meanwhile makes
+that fail, and it is done again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from godwit.state.damage import stale, unusable
+from godwit.state.mounts import mount_of
+from godwit.state.segments import FileName, list_names
+
+_TOKEN: Final = re.compile(r"serving-(\d{8,})")
+_MARK: Final = "mark"
+_ATTEMPTS: Final = 4
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+_proving = Lock()  # several threads of a host prove the same token, each for its own writes
+
+
+def claim(directory: Path) -> int:
+    """Take the next generation. Whoever had an older one is fenced when this returns."""
+    generation = _numbered(directory)
+    token = Token(directory, generation)
+    _remove_tokens(directory, generation)
+    token.make()
+    # What was listed before the claim may have been old: a process that is stopped there wakes up to a number long passed.
+    # The token was made by this client, so the listing is a new one.
+    if any(name.generation > generation for name in list_names(directory)):
+        token.remove()
+        raise stale(directory, generation)
+    return generation
+
+
+def _numbered(directory: Path) -> int:
+    generation = 0
+    while True:
+        newest = max((name.generation for name in list_names(directory)), default=0)
+        generation = 1 + max(newest, generation)  # a cached listing would give the same number again and again
+        path = directory / str(FileName("claim", generation))
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        except FileExistsError:
+            continue  # another process took the number in between
+        except OSError as error:
+            raise unusable("create", path, error) from error
+        return generation
+
+
+def _remove_tokens(directory: Path, before: int) -> None:
+    """Also those that an earlier takeover left because it crashed after its claim."""
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except OSError as error:
+        raise unusable("list", directory, error) from error
+    for name in names:
+        found = _TOKEN.fullmatch(name)
+        if found and int(found[1]) < before:
+            Token(directory, int(found[1])).remove()
+
+
+class Token:
+    """What a generation has as long as nobody took over."""
+
+    def __init__(self, directory: Path, generation: int) -> None:
+        self._path = directory / f"serving-{generation:08d}"
+        self._mark = self._path / _MARK
+        self._marked = False  # as far as this object knows
+
+    def make(self) -> None:
+        try:
+            self._path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unusable("create", self._path, error) from error
+
+    def remove(self) -> None:
+        """Until it is gone for certain; its owner may go on making marks meanwhile."""
+        while True:
+            try:
+                with suppress(FileNotFoundError):
+                    self._mark.rmdir()
+                self._path.rmdir()
+                return
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise unusable("remove", self._path, error) from error
+            with suppress(OSError):  # that there is no mark may be known from a cache, which making one does away with
+                self._mark.mkdir()
+
+    def proved(self) -> bool:
+        """Whether it was there after this was called, by the word of the file system itself and not of a cache."""
+        with _proving:
+            for _ in range(_ATTEMPTS):
+                try:
+                    (self._mark.rmdir if self._marked else self._mark.mkdir)()
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, *_GONE):
+                        raise unusable("change", self._path, error) from error
+                    self._marked = error.errno == errno.EEXIST
+                else:
+                    self._marked = not self._marked
+                    return True
+        return False
+
+
+def held_token(directory: Path, generation: int) -> Token | None:
+    """The token to prove where looks may be answered from a cache; None where they are not."""
+    return Token(directory, generation) if mount_of(directory).network else None
+
+
+class Fence:
+    """Tells the owner of a generation whether a newer one exists. Others must not use it: they would prove for the owner."""
+
+    def __init__(self, directory: Path, generation: int) -> None:
+        self._directory = directory
+        self._generation = generation
+        self._next = str(directory / str(FileName("claim", generation + 1)))
+        self._own = str(directory / str(FileName("claim", generation)))
+        self._token = held_token(directory, generation)
+
+    def down(self) -> bool:
+        """The next claim may come and be swept by one that is newer still, but ours is swept before it."""
+        if self._token is not None:
+            return not self._token.proved()
+        return os.access(self._next, os.F_OK) or not os.access(self._own, os.F_OK)
+
+    def check(self) -> None:
+        if self.down():
+            raise stale(self._directory, self._generation)
+
+
+def check_newest(directory: Path, generation: int) -> None:
+    """For whoever only reads there: whether what is missing was removed by a newer generation."""
+    names = list_names(directory)
+    if any(name.generation > generation for name in names) or FileName("claim", generation) not in names:
+        raise stale(directory, generation)
