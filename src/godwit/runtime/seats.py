@@ -142,7 +142,8 @@ class Seats:
         name = wire.field(header, "operator", str)
         scope = header.get("scope")
         seat = self._named.get(name if scope is None else f"{name}@{scope}")
-        if seat is None and scope is not None and name in self._operators:
+        codeless = seat is None or seat.instance.adapter is None  # a host that was started again has the state only
+        if codeless and scope is not None and name in self._operators:
             seat = self._scoped(self._operators[name], scope)
         if seat is None:
             raise DefinitionError(
@@ -165,7 +166,7 @@ class Seats:
         active = self._active_scopes()
         with self._admin:
             if name in self._named:
-                return self._named[name]
+                return self._with_code(self._named[name], operator)
             for old in [n for n in self._named if n.startswith(f"{operator.spec.name}@")]:
                 if old.rpartition("@")[2] not in active:
                     self._drop(old)
@@ -175,6 +176,12 @@ class Seats:
             seat.lsn = self._log.append(parts)
             self._named[name] = seat
             return seat
+
+    def _with_code(self, seat: Seat, operator: Operator) -> Seat:
+        with seat.lock:
+            if seat.instance.adapter is None:
+                seat.instance.attach(operator.spec, self._adapter(operator))
+        return seat
 
     def _initial_parts(self, operator: Operator, instance: Instance) -> list[Part]:
         if self._host not in operator.initial:
