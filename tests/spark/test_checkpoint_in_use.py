@@ -12,7 +12,7 @@ import godwit
 from godwit.errors import CheckpointInUse, CheckpointMismatch, DefinitionError, NotEnoughSlots
 from tests.spark.flocks import OPERATOR, Count, Kept, KeyCount, assert_exact, drain, reach, start, state_of
 
-COUNTED = KeyCount(2_000, per_batch=200)
+COUNTED = KeyCount(1_000, per_batch=200)
 
 
 def counts(spark: SparkSession, flock: godwit.Flock) -> DataFrame:
@@ -63,7 +63,7 @@ def test_state_is_read_while_a_query_runs_and_the_query_does_not_notice(spark: S
         query = start(counts(spark, flock), sink, tmp_path / "spark")
         reach(query, sink, 2)
         owner = (tmp_path / "godwit/owner.json").read_bytes()
-        while query.isActive and len(sink.by_batch) < 10:
+        while query.isActive and len(sink.by_batch) < 5:
             seen = read(spark, tmp_path / "godwit")
             assert all(0 < count <= truth[key] for key, count in seen.items())
         drain(query)
