@@ -89,19 +89,27 @@ class Slots:
         return True
 
     def _without_slot(self) -> list[str]:
-        """Hosts whose task has no slot. They get the next one."""
-        found = []
-        for manager in self._task_sets(self._scheduler().rootPool()):
-            properties = manager.taskSet().properties()
-            group = None if properties is None else properties.getProperty("spark.jobGroup.id")
-            if group is not None and group.startswith(self._prefix):
-                if manager.priority() != FIRST:
-                    getattr(manager, "priority_$eq")(FIRST)
-                if manager.runningTasks() == 0 and not manager.isZombie():
-                    found.append(group.removeprefix(self._prefix).rpartition("-")[0])
+        """Hosts that were lost and have no slot to start in.
+
+        A host that joins is not among them: nobody waits for it, and that an answer takes long is no reason to kill a task.
+        """
+        managers = self._task_sets(self._scheduler().rootPool())
+        found = [host for host in map(self._lost_host, managers) if host]
         for host in found:
             self._unseated(host)
         return found
+
+    def _lost_host(self, manager: Any) -> str:
+        """The host of these tasks if none of them runs any more; the next free slot is for it. Else empty."""
+        properties = manager.taskSet().properties()
+        group = (None if properties is None else properties.getProperty("spark.jobGroup.id")) or ""
+        if not group.startswith(self._prefix) or manager.runningTasks() or manager.isZombie():
+            return ""
+        host, _, restarts = group.removeprefix(self._prefix).rpartition("-")
+        if not int(restarts) and not manager.taskInfos().size():  # neither the driver nor Spark has started it before
+            return ""
+        getattr(manager, "priority_$eq")(FIRST)
+        return str(host)
 
     def _task_sets(self, pool: Any) -> list[Any]:
         queue = list(pool.schedulableQueue().toArray())
