@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,5 +170,6 @@ def test_two_hundred_takeovers_and_never_is_nobody_able_to(tmp_path: Path) -> No
             belfry.run()
         finally:
             belfry.nest.close()
-    print(f"nobody could take over in {len(refused)} of {done.total()} takeovers: {dict(done)} {Counter(refused)}")
-    assert not refused
+    told = f"nobody could take over in {len(refused)} of {done.total()} takeovers: {dict(done)} {Counter(refused)}"
+    sys.stdout.write(f"{told}\n")
+    assert not refused, told

@@ -27,6 +27,7 @@ class Told:
         self.may = threading.Event()
         self.reached = threading.Event()
         self.following: int | None = None
+        self.written: tuple[int, int] | None = None
 
     def greet(self, answers: Any) -> None:
         self.answers = answers

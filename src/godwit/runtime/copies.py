@@ -38,6 +38,7 @@ class Copies:
 
     def __init__(self, port: Port, seat: Seat, migration: str, origin: str) -> None:
         self.standing: dict[int, int] = {}  # of a standby: the origin's batch when the step was last heard of
+        self.written: tuple[int, int] | None = None  # and how far its log had been written: generation and lsn
         self._port = port
         self._seat = seat
         self._id = migration
@@ -327,6 +328,7 @@ class Copies:
         for key in unwanted:
             del copied[key]
         self.standing, self._units, self._keys = {0: batch}, {0: units}, {0: copied}
+        self.written = other.written
         other._keys, other._units, other.standing = {}, {}, {}
         other._drop_keys(unwanted)
         other._unstage(staged)

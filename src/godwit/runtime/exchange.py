@@ -21,8 +21,10 @@ from godwit.runtime.seat import Seat
 from godwit.runtime.tables import read_routing
 from godwit.runtime.work import Chunk, Work
 from godwit.state.changelog import Changelog
-from godwit.state.ledger import ROW, in_row_order
+from godwit.state.ledger import ROW, in_row_order, joined
 from godwit.transport import wire
+
+Together = Callable[[list[pa.RecordBatch]], pa.RecordBatch]
 
 
 def replaced(host: str, generation: int) -> StaleGeneration:
@@ -58,7 +60,7 @@ class Exchange:
             carries = header.get("carries", True) is True
             admit = self._admit(header)
             work = self._opened(seat, request, lane, admit, carries)
-            self.answer(writer, work, "opened", generation=self._log.generation, **work.begun)
+            self._answer(writer, work, joined, "opened", generation=self._log.generation, **work.begun)
         gate = Gate(seat, self._stopping)
         while True:
             try:
@@ -82,7 +84,7 @@ class Exchange:
         timers = instance.spec.time_mode != "none"
 
         def ready() -> bool:
-            fires = carries and instance.fires
+            fires = carries and (instance.fires or instance.answers_later)
             same = instance.progress.judge(request) is Verdict.SAME and not fires
             between = timers and (instance.between_owners or seat.inheriting)
             return same or not (between or seat.held) or self._stopping()
@@ -172,11 +174,15 @@ class Exchange:
         return work
 
     def answer(self, writer: Any, work: Work, kind: str, **fields: Any) -> None:
+        self._answer(writer, work, in_row_order, kind, **fields)
+
+    def _answer(self, writer: Any, work: Work, together: Together, kind: str, **fields: Any) -> None:
+        """What timers have put out goes one firing after another: whoever gets it from several hosts puts it in order."""
         note = wire.pack(kind, lsn=work.lsn, **fields)
         if not work.outputs:
             writer.write_metadata(note)
             return
-        writer.write_with_metadata(in_row_order(work.outputs), note)
+        writer.write_with_metadata(together(work.outputs), note)
 
     def _finish(self, seat: Seat, request: BatchRef, lane: str, note: dict[str, Any]) -> None:
         """All of the lane's work here becomes durable, and the task may end."""

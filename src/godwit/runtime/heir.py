@@ -29,7 +29,7 @@ from godwit.runtime.receiver import Receiver
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import selects
 from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.wills import migration_name
+from godwit.runtime.wills import batch_lost, migration_name
 from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
 from godwit.state.keys import KeyCodec
@@ -69,6 +69,7 @@ class Legacy:
         self.ownership = Ownership.from_dict(lost, words["own"].info["own"])
         mark = words.get("mark")  # none before the first batch
         self.progress = Progress() if mark is None else Progress.from_dict(mark.info["progress"])
+        self.joined = mark is None or bool(mark.info.get("joined"))
         self.since = -1  # the batch from which on parts of the log are news
         self._timers = timers
         self._select = selects(units, self.ownership)
@@ -179,6 +180,7 @@ class Heir:
         for operator, units in self._shares.items():
             timers = request["timers"] == self._port.host
             legacy = Legacy(self.lost, operator, units, timers, words[operator])
+            self._check_committed(operator, legacy)
             self._legacies[operator] = legacy
             self._receivers[operator].greet(self._answers[operator])
         for part in self._parts(left):
@@ -189,10 +191,22 @@ class Heir:
             self._tell(legacy, legacy.rest())
             self._answers[operator].expect("prepared")
 
+    def _check_committed(self, operator: str, legacy: Legacy) -> None:
+        """A batch that has come and gone here has done so there, too, unless the end of the log is lost."""
+        before = self._seats[operator].instance.before
+        if before is not None and not legacy.joined and legacy.progress.batch < before:
+            raise batch_lost(self.lost, operator, legacy.progress.batch, before)
+
     def _parts(self, left: Recovered) -> Iterator[Part]:
-        """Where all copies stand, what came after the last that was heard of; else everything."""
+        """Where all copies stand, what came after the last that was heard of; else everything.
+
+        Copies may be ahead of a log that has lost its end with its machine: they hold rows that no ledger knows, and are of no
+        use.
+        """
         heard = {operator: receiver.following for operator, receiver in self._receivers.items()}
-        if all(batch is not None for batch in heard.values()):
+        ends = left.ends()
+        known = all(_survived(receiver.written, ends) for receiver in self._receivers.values())
+        if known and all(batch is not None for batch in heard.values()):
             tail = left.tail({operator: batch for operator, batch in heard.items() if batch is not None})
             if tail is not None:
                 self._by_copies = True
@@ -250,3 +264,8 @@ class Heir:
 
     def receivers(self) -> list[Receiver]:
         return list(self._receivers.values())
+
+
+def _survived(written: tuple[int, int] | None, ends: Mapping[int, int]) -> bool:
+    """Whether the log still has all that it had when copies were last heard of."""
+    return written is None or written[1] < ends.get(written[0], 0)

@@ -303,7 +303,7 @@ class Host:
                 continue
             with seat.lock:
                 if seat.instance.progress.query is None:
-                    seat.instance.recover_mark({**mark, "fired": True, "unfired": Units().to_dict()})
+                    seat.instance.recover_mark({**mark, "fired": True, "unfired": Units().to_dict(), "joined": True})
                     seat.lsn = self.log.append([seat.instance.mark_part()])
             self.log.flush(seat.lsn)
         return {}

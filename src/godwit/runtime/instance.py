@@ -57,15 +57,15 @@ class Instance(Remembered):
         if begins:
             self._next_batch(request, now_ms)
         fires = carries and self.fires
-        before = self.ledger.timer_outputs(lane) if carries else []
         work = self._fire(lane) if fires else Work()
-        work.outputs[:0] = before
+        work.outputs = self.ledger.timer_outputs(lane) if carries else []
         # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
         if begins or unknown or fires:
             work.parts.insert(0, self.mark_part())
         # What is behind the watermark may be late, or may not be for this processor: that is told of each row by itself.
         by_event = self._late_us(self.times) is not None
         work.begun = {"merge": self.merge, "late_us": self.times.late_ms * 1000 if by_event else None}
+        work.begun |= {"before": self.before, "firings": self.ledger.firings(lane) if carries else []}
         return work
 
     def _admit(self, request: BatchRef, admit: Admit) -> None:
@@ -109,7 +109,7 @@ class Instance(Remembered):
         if due is not None and timers:
             rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
             tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, due), rows))
-            self._record(work, lane, _NO_ROWS, _NO_ROWS, tagged)
+            self._record(work, lane, _NO_ROWS, _NO_ROWS, tagged, firing=self._next_firing())
             self.counters.timers_fired += len(timers)
         else:
             self._log_changes(work)
@@ -117,6 +117,11 @@ class Instance(Remembered):
         for follower in self.followers:
             follower.changed(self.progress.batch, work.changes)
         return work
+
+    def _next_firing(self) -> str:
+        """A name that no other firing of the batch has, at any host."""
+        self.firings += 1
+        return f"{'' if self.ownership is None else self.ownership.host}/{self.progress.batch}/{self.firings}"
 
     def _owned(self, timers: list[tuple[int, Key]]) -> list[tuple[int, Key]]:
         """Without those of keys that others own, or that came from an owner who has fired them in this batch already.
@@ -259,9 +264,16 @@ class Instance(Remembered):
             raise
 
     def _record(
-        self, work: Work, lane: str, rows: Index, hashes: Index, outputs: pa.RecordBatch, record: bool = True
+        self,
+        work: Work,
+        lane: str,
+        rows: Index,
+        hashes: Index,
+        outputs: pa.RecordBatch,
+        record: bool = True,
+        firing: str = "",
     ) -> None:
-        entry = Entry(rows, hashes, outputs)
+        entry = Entry(rows, hashes, outputs, firing)
         self._log_changes(work)
         if record:
             self.ledger.record(lane, entry)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from godwit.runtime.link_stream import Stream
 from godwit.runtime.room import FOR_LEASE_S, Asks, Room
 from godwit.runtime.route import Route, Task
 from godwit.runtime.rows import Index
+from godwit.runtime.wills import check_inherited
 from godwit.transport import wire
 from godwit.transport.flight import GONE
 
@@ -38,10 +39,9 @@ class Link:
 
     def __init__(self, host: str, route: Route, task: Task, schema: pa.Schema, left: Callable[[str], bool]) -> None:
         self.host = host
-        self.timers: pa.RecordBatch | None = None
+        self.timers: dict[str, pa.RecordBatch] = {}  # what timers have put out, by firing
         self.retired = False
-        self.opened = False  # the host has answered on the newest stream that was asked for
-        self.covered = False  # it is retired, and those that took over have been opened since
+        self.missed = False  # the host was away: what it had to say may be another's to tell since
         self.begun: dict[str, Any] | None = None  # how the host has begun the batch
         self._route = route
         self._task = task
@@ -115,8 +115,8 @@ class Link:
         assert self._stream is not None
         self._begun = False
         if self._task.request.batch >= 0:
-            header, self.timers = self._stream.read("opened")
-            self.opened = True
+            header, outputs = self._stream.read("opened")
+            self.timers = _by_firing(self.host, header.get("firings", ()), outputs)
             self._answered[lease.generation] = header["lsn"]
             self.begun = header
         self._hold_back()
@@ -142,7 +142,9 @@ class Link:
                 self._owed.append((None, piece))
 
     def _retire(self) -> None:
-        self.retired = True
+        """Who took over must know all that the host has answered here: what is sent on rests on it."""
+        self.retired = self.missed = True
+        check_inherited(self._directory, self._answered)
         for message in self._unanswered:
             message.give_up()
         self._unanswered.clear()
@@ -187,7 +189,7 @@ class Link:
 
     def _lost(self, error: BaseException) -> None:
         """The stream broke. If the host ended itself because of us, say why; otherwise go on with its successor."""
-        self._begun = False
+        self._begun, self.missed = False, True
         self._hang_up()
         self._room.check()
         if self._deadline is None:  # it had been up: to find nobody at an address is no sign of refusal
@@ -267,13 +269,26 @@ class Link:
 
     def hang_up(self) -> None:
         """The next stream opens the lane anew, though the host is the same."""
-        self.opened, self._begun, self._lease = False, False, None
+        self._begun, self._lease = False, None
         self._hang_up()
 
     def _hang_up(self) -> None:
         if self._stream is not None:
             self._stream.hang_up()
             self._stream = None
+
+
+def _by_firing(
+    host: str, firings: Sequence[tuple[str, int]], outputs: pa.RecordBatch | None
+) -> dict[str, pa.RecordBatch]:
+    """A firing that was written down without a name, by an earlier version, is the host's own."""
+    found: dict[str, pa.RecordBatch] = {}
+    begin = 0
+    for at, (name, rows) in enumerate(firings):
+        assert outputs is not None, "outputs are told of that did not come"
+        found[name or f"{host}//{at}"] = outputs.slice(begin, rows)
+        begin += rows
+    return found
 
 
 def _answers(address: str) -> bool:

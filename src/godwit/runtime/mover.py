@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify
 from typing import Any
 
@@ -240,6 +240,7 @@ class Mover:
             with self._seat.lock:
                 lsn = self._seat.lsn
             self._port.log.sync(lsn)
+            out = replace(out, fields=out.fields | {"written": [self._port.log.generation, lsn]})
         sent = self._peer.send(out)
         if out.forwarded:
             self.figures.rows_forwarded += out.forwarded

@@ -196,6 +196,11 @@ class Receiver:
         stand = all(at in standing and step.phase is Phase.ABSENT for at, step in steps.items())
         return min(standing.values()) if steps and stand else None
 
+    @property
+    def written(self) -> tuple[int, int] | None:
+        """How far the origin's log had been written when the copies were last heard of: generation and lsn."""
+        return self._copies.written
+
     def adopt(self, other: Receiver, units: Units) -> bool:
         """Take over the copies that another migration has brought here; False if they are not all of these units."""
         other._ended.wait(ORPHAN_WAIT_S)  # what is still on its way is worth having
@@ -244,6 +249,8 @@ class Receiver:
 
     def _take(self, note: dict[str, Any], body: Any) -> None:
         copies = self._copies
+        if "written" in note:
+            copies.written = tuple(note["written"])
         match note["kind"]:
             case "offer":
                 self._offer(parcels.units_in(note))

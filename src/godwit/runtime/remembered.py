@@ -47,6 +47,11 @@ class Remembered:
         self.followers: list[Follower] = []
         self.hot: HotKeys | None = None  # counts the rows of the keys that have most, where somebody wants to know
         self.fired_elsewhere: list[Units] = []  # came from an owner that has fired their timers in this batch already
+        self.before: int | None = (
+            None  # the batch before this one; None where it is not known that there was none between
+        )
+        self.joined = False  # in this batch, so that batches before the next may not have come here
+        self.firings = 0  # how often timers have fired here in this batch
         self.unfired = Units()  # came from a lost owner that had not, when this instance had fired its own
         self.held: dict[
             str, list[tuple[str, Entry]]
@@ -86,6 +91,9 @@ class Remembered:
             "fired": self.fired,
             "fired_elsewhere": [units.to_dict() for units in self.fired_elsewhere],
             "unfired": self.unfired.to_dict(),
+            "firings": self.firings,
+            "before": self.before,
+            "joined": self.joined,
             "late": self.counters.late,
             "merge": self.merge,
         }
@@ -102,9 +110,11 @@ class Remembered:
         self.fired = info["fired"]
         self.fired_elsewhere = [Units.from_dict(units) for units in info.get("fired_elsewhere", ())]
         self.unfired = Units.from_dict(info["unfired"]) if "unfired" in info else Units()
+        self.firings = info.get("firings", 0)
+        self.before, self.joined = info.get("before"), info.get("joined", False)
 
     def _recovered_due(self, info: Mapping[str, Any]) -> Times | None:
-        """Marks of earlier versions do not tell any more up to when timers fired; the watermark and the time of the batch do."""
+        """Marks of earlier versions do not tell up to when timers have fired; the watermark and the time of the batch do."""
         if info["due"] is None and info["fired"] and "unfired" not in info and self.spec.time_mode != "none":
             return Times(info["processing_ms"], self.watermark.late, self.watermark.late)
         return None if info["due"] is None else Times(*info["due"])
@@ -172,6 +182,11 @@ class Remembered:
         """Whether some timers have not had their turn in this batch."""
         return not self.fired or bool(self.unfired)
 
+    @property
+    def answers_later(self) -> bool:
+        """Whether what timers have put out elsewhere is about to be this instance's to tell: it is prepared, not served."""
+        return self.ownership is not None and any(step in self.ownership.incoming for step in self.held)
+
     def inherit_timers(self, units: Units, mark: Mapping[str, Any], same_batch: bool, lost: bool) -> None:
         """Units come with their state. `mark`: their owner's, which says which of their timers have had their turn.
 
@@ -228,7 +243,9 @@ class Remembered:
         self.due = None if self.spec.time_mode == "none" or is_first else self._times(now_ms)
         self.fired = False
         self.fired_elsewhere, self.held = [], {}
-        self.unfired = Units()  # what is left of it is due in the new batch, too
+        self.unfired, self.firings = Units(), 0  # what is left of it is due in the new batch, too
+        self.before = None if self.joined or self.progress.batch < 0 else self.progress.batch
+        self.joined = False
         self.progress = self.progress.advance(request.batch)
         self.watermark.next_batch()
         self.times = self._times(now_ms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Estate:
     next_lsn: int
     owned: dict[str, Ownership]  # by operator
     operators: tuple[str, ...]  # also those whose keys are not moved
+    ends: Mapping[int, int] = field(default_factory=dict)  # by generation, the lsn before which its log was read
 
     @property
     def name(self) -> str:
@@ -59,7 +60,7 @@ def fenced(directory: Path, durability: Durability) -> Estate:
     words = [part.info for part in left.last_words().parts()]
     owned = {info["op"]: Ownership.from_dict(directory.name, info["own"]) for info in words if info["kind"] == "own"}
     operators = tuple(sorted({info["op"] for info in words}))
-    return Estate(directory.name, directory, left.generation, left.next_lsn, owned, operators)
+    return Estate(directory.name, directory, left.generation, left.next_lsn, owned, operators, left.ends())
 
 
 def dealt(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str, Mapping[str, Units]]) -> Shares:
@@ -91,7 +92,7 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
             _ask_to_inherit(heir, share, min(shares), estate, ask)
         for heir in shares:
             told[heir] = _prepared(heir, estate, ask)
-        write_will(estate.directory, estate.name, shares)
+        write_will(estate.directory, estate.name, shares, estate.ends)
     except GodwitError:
         if read_will(estate.directory) is None:  # it may be there though something failed after that
             for heir in told:

@@ -60,6 +60,7 @@ class Router:
         try:
             # Every host, also where no row will go: the batch and its event time concern them all.
             self._links.begin(self._table.hosts)
+            self._links.check_committed()
             yield from _ordered(self._links.timers())
             merging = merging_of(self._route, schema, self._links.begun())
             found = windows(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)

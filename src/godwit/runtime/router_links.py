@@ -16,6 +16,7 @@ from godwit.runtime.link import Link
 from godwit.runtime.link_pieces import Piece
 from godwit.runtime.route import Route, Task
 from godwit.runtime.tables import OwnerTable, RoutingFile
+from godwit.runtime.wills import batch_lost
 
 
 class Links:
@@ -31,26 +32,41 @@ class Links:
     def begin(self, hosts: Iterable[str]) -> None:
         """Every host there is begins the batch, before the first row leaves: then no timers are left that could fire in it.
 
-        Outputs of timers leave before all rows, so that a retry puts them in the same place. A host that was lost before it
-        had answered may not have fired its own: its heirs do that when they are opened after they have taken over, so all are
-        opened again. And a host that has joined meanwhile may have got keys before they have begun the batch anywhere.
+        Outputs of timers leave before all rows, so that a retry puts them in the same place. Of a host that was lost before
+        its answer was read, heirs have timers that have not fired, or outputs for this lane: as soon as they have taken over
+        they tell whoever opens them, so all are opened again. And a host that has joined meanwhile may have got keys before
+        the batch had begun anywhere.
         """
         self._open(hosts, self._task)
         while self._route.timers:
-            missed = [link for link in self._links.values() if link.retired and not link.opened and not link.covered]
-            for link in missed:
-                link.covered = True
-            again = [link for link in self._links.values() if missed and not link.retired]
-            for link in again:
-                link.hang_up()
-            for link in again:
-                link.reach()
-            for link in again:
-                link.connect()
+            missed = any(link.missed for link in self._links.values())
+            if missed:
+                self._open_again()
             joined = [host for host in self._hosts_now() if host not in self._links]
             if not missed and not joined:
                 return
             self._open(joined, self._task)
+
+    def check_committed(self) -> None:
+        """A batch that has come and gone at one host has done so at all, unless a machine was lost with the end of a log."""
+        before = {
+            link.host: link.begun.get("before") for link in self._links.values() if link.begun and not link.retired
+        }
+        had = {host: batch for host, batch in before.items() if batch is not None}
+        behind = [host for host, batch in had.items() if batch < max(had.values())]
+        if behind:
+            raise batch_lost(behind[0], self._route.operator, had[behind[0]], max(had.values()))
+
+    def _open_again(self) -> None:
+        there = [link for link in self._links.values() if not link.retired]
+        for link in self._links.values():
+            link.missed = False
+        for link in there:
+            link.hang_up()
+        for link in there:
+            link.reach()
+        for link in there:
+            link.connect()
 
     def open(self, hosts: Iterable[str]) -> None:
         """Those that are not open yet: they have joined since the batch began, so none of their timers is due in it."""
@@ -83,8 +99,14 @@ class Links:
         return [host for host, link in self._links.items() if link.retired]
 
     def timers(self) -> list[pa.RecordBatch]:
-        """What timers have put out at the hosts that are open."""
-        return [link.timers for link in self._links.values() if link.timers is not None]
+        """What timers have put out at the hosts that are open, in the same order whoever tells it.
+
+        What a host has told that was lost after that, its heirs may tell too.
+        """
+        fired: dict[str, pa.RecordBatch] = {}
+        for link in self._links.values():
+            fired |= link.timers
+        return [fired[name] for name in sorted(fired)]
 
     def begun(self) -> list[dict[str, Any]]:
         """How the hosts that are open have begun the batch."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from godwit.errors import StaleGeneration
+from godwit.errors import CheckpointCorrupt, StaleGeneration, WorkLost
 from godwit.model.units import Units
 from godwit.state.damage import unusable
 from godwit.state.segments import sync_directory
@@ -20,15 +20,15 @@ from godwit.state.segments import sync_directory
 Shares = Mapping[str, Mapping[str, Units]]  # by heir, by operator
 
 
-def write_will(directory: Path, name: str, shares: Shares) -> None:
-    """Durable when this returns, whatever the durability of the rest."""
+def write_will(directory: Path, name: str, shares: Shares, ends: Mapping[int, int]) -> None:
+    """Durable when this returns, whatever the durability of the rest. `ends`: how far the log was read, by generation."""
     heirs = {heir: {op: units.to_dict() for op, units in share.items()} for heir, share in shares.items()}
     path = _path(directory)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(exist_ok=True)
         with temporary.open("w") as file:
-            json.dump({"name": name, "heirs": heirs}, file)
+            json.dump({"name": name, "heirs": heirs, "ends": list(ends.items())}, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -43,14 +43,47 @@ def _path(directory: Path) -> Path:
 
 
 def read_will(directory: Path) -> tuple[str, dict[str, dict[str, Units]]] | None:
+    found = _read(directory)
+    if found is None:
+        return None
+    shares = found["heirs"].items()
+    return found["name"], {heir: {op: Units.from_dict(units) for op, units in share.items()} for heir, share in shares}
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(_path(directory).read_text())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unusable("read", _path(directory), error) from error
-    shares = found["heirs"].items()
-    return found["name"], {heir: {op: Units.from_dict(units) for op, units in share.items()} for heir, share in shares}
+    return found
+
+
+def check_inherited(directory: Path, answered: Mapping[int, int]) -> None:
+    """All that the lost host has answered (by generation, up to which lsn) was in the log that its heirs have read.
+
+    A host that has left in another way has no will: what it had was handed over by itself.
+    """
+    found = _read(directory) if answered else None
+    if found is None or "ends" not in found:  # written by an earlier version: it does not tell
+        return
+    ends: dict[int, int] = dict(found["ends"])
+    if any(lsn >= ends.get(generation, 0) for generation, lsn in answered.items()):
+        raise WorkLost(
+            "the host was lost with work that it had answered, which its heirs have not got, so this attempt must be repeated",
+            host=directory.name,
+        )
+
+
+def batch_lost(host: str, operator: str, last: int, committed: int) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"the log of {host} ends in batch {last}, but batch {committed} was committed after it: the end of the log is lost, "
+        "and with it state that Spark relies on",
+        todo="Start from a copy of both checkpoints (start_from=); durability='disk' keeps what a machine would lose",
+        operator=operator,
+        host=host,
+    )
 
 
 def check_alive(directory: Path) -> None:

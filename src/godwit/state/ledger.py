@@ -43,17 +43,22 @@ def in_row_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class Entry:
-    """One chunk as it was applied: its rows (ascending), their key hashes, and its outputs (with the row column)."""
+    """One chunk as it was applied: its rows (ascending), their key hashes, and its outputs (with the row column).
+
+    Or what timers put out: then there are no rows, and `firing` names the host and the time it fired, wherever the entry goes.
+    """
 
     rows: Ints
     hashes: Ints
     outputs: pa.RecordBatch
+    firing: str = ""
 
     def part(self, op: str, batch: int, lane: str) -> tuple[dict[str, Any], bytes]:
         """The form in which an entry goes into the changelog."""
         applied = pa.record_batch([pa.array(self.rows), pa.array(self.hashes)], schema=APPLIED).serialize()
         outputs = self.outputs.serialize()
         info = {"kind": "ledger", "op": op, "batch": batch, "lane": lane, "applied_bytes": applied.size}
+        info |= {"firing": self.firing} if self.firing else {}
         return info, b"".join((applied, outputs))
 
     def then(self, other: Entry) -> Entry:
@@ -66,7 +71,7 @@ class Entry:
         cut = info["applied_bytes"]
         applied = pa.ipc.read_record_batch(pa.py_buffer(body[:cut]), APPLIED)
         outputs = pa.ipc.read_record_batch(pa.py_buffer(body[cut:]), with_rows(output_schema))
-        return cls(applied.column(0).to_numpy(), applied.column(1).to_numpy(), outputs)
+        return cls(applied.column(0).to_numpy(), applied.column(1).to_numpy(), outputs, info.get("firing", ""))
 
 
 @dataclass(slots=True)
@@ -127,12 +132,17 @@ class Ledger:
 
     def timer_outputs(self, lane: str) -> list[pa.RecordBatch]:
         """Outputs of timers that leave through this lane."""
-        found = []
+        return [entry.outputs for entry in self._fired(lane)]
+
+    def firings(self, lane: str) -> list[tuple[str, int]]:
+        """Which firings those outputs are of, and how many rows each gave, in the same order."""
+        return [(entry.firing, len(entry.outputs)) for entry in self._fired(lane)]
+
+    def _fired(self, lane: str) -> Iterator[Entry]:
         for entry in self.lanes.get(lane, ()):
             fired = entry.outputs.column(0).to_numpy() < 0
             if fired.any():
-                found.append(entry.outputs.filter(pa.array(fired)))
-        return found
+                yield Entry(_NONE, _NONE, entry.outputs.filter(pa.array(fired)), entry.firing)
 
     def of(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> Iterator[tuple[str, Entry]]:
         """The entries of the rows whose routing hashes are selected, for handing them over."""
@@ -144,8 +154,8 @@ class Ledger:
     def timers(self) -> Iterator[tuple[str, Entry]]:
         """What timers put out, by the lane through which it left."""
         for lane in self.lanes:
-            for outputs in self.timer_outputs(lane):
-                yield lane, Entry(_NONE, _NONE, outputs)
+            for entry in self._fired(lane):
+                yield lane, entry
 
     def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]], timers: bool = False) -> None:
         """Forget the selected rows: somebody else answers for them. Outputs of timers stay, unless they go too."""
@@ -180,7 +190,7 @@ def _cut_out(entry: Entry, kept: npt.NDArray[np.bool_], timers: bool = False) ->
     rows = entry.rows[kept]
     after = entry.outputs.column(0).to_numpy()
     stays = np.isin(after, rows) | ((after < 0) if timers else False)
-    return Entry(rows, entry.hashes[kept], entry.outputs.filter(pa.array(stays)))
+    return Entry(rows, entry.hashes[kept], entry.outputs.filter(pa.array(stays)), entry.firing)
 
 
 def _join(entry: Entry, later: Entry) -> bool:

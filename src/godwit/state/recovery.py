@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +61,10 @@ class Recovered:
         self.read_to_end = not (manifest.snapshots or manifest.segments)
         self._directory = directory
         self._manifest = manifest
+
+    def ends(self) -> dict[int, int]:
+        """By generation, the lsn before which all is here that it ever wrote, or that is left of it."""
+        return {generation: end for (generation, _), (_, end) in pairwise(self.starts)}
 
     def parts(self) -> Iterator[Part]:
         """All parts in the order in which they count, to be read to the end before the log is used.
