@@ -301,14 +301,6 @@ class Copies:
         instance.unfired -= units
         return [instance.mark_part()]
 
-    def _left_unfired(self, units: Units) -> list[Part]:
-        """Units that stay with their owner take their timers with them."""
-        instance = self._seat.instance
-        if not instance.unfired & units:
-            return []
-        instance.unfired -= units
-        return [instance.mark_part()]
-
     def _unstage(self, units: Units) -> None:
         self._seat.instance.staged -= units
         left = self._seat.staging.pop(self._id, Units()) - units
