@@ -1,4 +1,4 @@
-"""Timers that came from a lost host and have not had their turn: when they fire, through which lane, what is written of them."""
+"""Timers that came from a lost host and have not had their turn: when they fire, by which lane, and what is written down."""
 
 from __future__ import annotations
 
