@@ -144,7 +144,7 @@ def test_without_a_will_the_host_starts_again_and_owns_everything(nest: Nest) ->
 def inherit(nest: Nest, estate: Estate, shares: Shares) -> None:
     for heir, share in shares.items():
         given = {operator: units.to_dict() for operator, units in share.items()}
-        where = {"generation": estate.generation, "next_lsn": estate.next_lsn, "timers": "host-0"}
+        where = {"generation": estate.generation, "next_lsn": estate.next_lsn, "timers": {OPERATOR: "host-0"}}
         ask(nest, heir, "inherit", name=estate.name, lost=estate.lost, shares=given, **where)
     for heir in shares:
         wait_until(
@@ -161,7 +161,9 @@ def test_an_heir_that_fails_is_in_nobodys_way_though_nobody_tells_it_to_give_up(
     estate = estate_of(nest, "host-2")
     beyond = replace(estate, next_lsn=estate.next_lsn + 1)
     share = {OPERATOR: estate.owned[OPERATOR].mine()}
-    rescue._ask_to_inherit("host-1", share, "host-1", beyond, lambda host, action, **f: ask(nest, host, action, **f))
+    rescue._ask_to_inherit(
+        "host-1", share, {OPERATOR: "host-1"}, beyond, lambda host, action, **f: ask(nest, host, action, **f)
+    )
     told = wait_until(lambda: _failed(nest, estate), what="it has failed")
     assert "the log ends before" in told["reason"]
     nest.start("host-2")

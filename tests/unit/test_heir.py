@@ -63,7 +63,7 @@ def heir_of(checkpoint: Path, told: Told) -> Heir:
     log, _ = Changelog.open(host_directory(str(checkpoint), HEIR))
     port = Port(HEIR, str(checkpoint), "token", "", log, lambda: 0, lambda: False)
     seat = Seat(instance_of(Sum()))
-    request = {"name": "w", "lost": LOST, "timers": HEIR, **left_by(checkpoint)}
+    request = {"name": "w", "lost": LOST, "timers": {"sum": HEIR}, **left_by(checkpoint)}
     shares = {"sum": Units(frozenset(range(4))).to_dict()}
     receiver: Any = told
     return Heir(port, request | {"shares": shares}, lambda _: seat, lambda *_: receiver)

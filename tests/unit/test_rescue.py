@@ -57,6 +57,21 @@ class Heirs:
         return {"state": "prepared", "bytes": 1, "served": {"op": []}}
 
 
+def test_what_timers_have_put_out_is_told_by_an_heir_that_has_a_share_of_the_operator(tmp_path: Path) -> None:
+    """The first of all heirs may have none of it: copies of the whole operator stand on another."""
+    told: dict[str, Any] = {}
+    heirs = Heirs()
+
+    def ask(host: str, action: str, **fields: Any) -> dict[str, Any]:
+        if action == "inherit":
+            told[host] = fields["timers"]
+        return heirs.ask(host, action, **fields)
+
+    (tmp_path / "hosts").mkdir()
+    settle(estate_in(tmp_path / "hosts" / "lost"), {"a": {"other": ALL}, "b": {"op": ALL, "other": ALL}}, ask)
+    assert told == {host: {"op": "b", "other": "a"} for host in ("a", "b")}
+
+
 def test_heirs_give_up_if_there_is_no_will(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wills.os, "fsync", failing)
     heirs = Heirs()

@@ -178,7 +178,7 @@ class Heir:
         for part in left.last_words().parts():
             words.setdefault(part.info["op"], {})[part.info["kind"]] = part
         for operator, units in self._shares.items():
-            timers = request["timers"] == self._port.host
+            timers = request["timers"].get(operator) == self._port.host
             legacy = Legacy(self.lost, operator, units, timers, words[operator])
             self._check_committed(operator, legacy)
             self._legacies[operator] = legacy

@@ -89,7 +89,7 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
     try:
         for heir, share in shares.items():
             told[heir] = {}
-            _ask_to_inherit(heir, share, min(shares), estate, ask)
+            _ask_to_inherit(heir, share, _told_by(shares), estate, ask)
         for heir in shares:
             told[heir] = _prepared(heir, estate, ask)
         write_will(estate.directory, estate.name, shares, estate.ends)
@@ -102,11 +102,15 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
     return {heir: told[heir] | {"served": _served(heir, estate, shares[heir], ask)} for heir in shares}
 
 
-def _ask_to_inherit(heir: str, share: Mapping[str, Units], timers: str, estate: Estate, ask: Ask) -> None:
-    """`timers`: who of all answers for what the lost host's timers have put out."""
+def _told_by(shares: Shares) -> dict[str, str]:
+    """By operator, the heir that answers for what the lost host's timers have put out: one of those that have a share of it."""
+    return {operator: heir for heir in sorted(shares, reverse=True) for operator in shares[heir]}
+
+
+def _ask_to_inherit(heir: str, share: Mapping[str, Units], timers: Mapping[str, str], estate: Estate, ask: Ask) -> None:
     given = {operator: units.to_dict() for operator, units in share.items()}
     where = {"generation": estate.generation, "next_lsn": estate.next_lsn}
-    ask(heir, "inherit", name=estate.name, lost=estate.lost, shares=given, timers=timers, **where)
+    ask(heir, "inherit", name=estate.name, lost=estate.lost, shares=given, timers=dict(timers), **where)
 
 
 def _prepared(heir: str, estate: Estate, ask: Ask) -> dict[str, Any]:
