@@ -40,11 +40,12 @@ def test_a_second_flock_is_refused_and_the_query_on_the_first_goes_on(spark: Spa
 
 
 def test_a_flock_that_takes_over_ends_the_first(spark: SparkSession, tmp_path: Path) -> None:
+    """There are not slots enough for both, and there need not be."""
     sink = Kept()
-    first = godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "godwit")
+    first = godwit.Flock(spark, hosts=3, checkpoint=tmp_path / "godwit")
     query = start(counts(spark, first), sink, tmp_path / "spark")
     reach(query, sink, 1)
-    with godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "godwit", take_over=True) as second:
+    with godwit.Flock(spark, hosts=3, checkpoint=tmp_path / "godwit", take_over=True) as second:
         with pytest.raises(StreamingQueryException, match="GODWIT-STALE"):
             drain(query)
         (line,) = [line for line in second.history() if line["event"] == "opened"]

@@ -118,16 +118,18 @@ class Flock:
         on_disks = checked_disks(disks)
         check_silence(silent_s)
         check_session(spark)
-        before = check_free(checked_path(checkpoint), take_over)
-        check_slots(spark, hosts, taken_slots(spark.sparkContext))
+        path = checked_path(checkpoint)
+        before = check_free(path, take_over)
+        taken = taken_slots(spark.sparkContext, str(path))
+        check_slots(spark, hosts, taken)
         self._spark = spark
         self._settings = Settings(
             token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, backup
         )
         if start_from is not None:
-            restore(start_from, checked_path(checkpoint))
+            restore(start_from, path)
         self._home = Home.open(checkpoint, hosts, groups)
-        check_slots(spark, len(self._home.roster()), taken_slots(spark.sparkContext))
+        check_slots(spark, len(self._home.roster()), taken)
         self._incarnation = secrets.token_hex(4)
         self._closing = threading.Lock()
         self._closed = False
@@ -242,7 +244,10 @@ class Flock:
         return self._rescuer.lost(host, noticed)
 
     def _check_slots(self, hosts: int) -> None:
-        check_slots(self._spark, hosts, self._slots.taken_by_others())
+        check_slots(self._spark, hosts, self._taken_slots())
+
+    def _taken_slots(self) -> dict[str, int]:
+        return taken_slots(self._spark.sparkContext, str(self._home.path))
 
     def _unseated(self, host: str) -> None:
         self._noticing.forget(host)
@@ -472,9 +477,8 @@ class Flock:
         self._check_open()
         if self._autoscaler is not None and self._autoscaler.running:
             raise DefinitionError("rules are being followed already", todo="Call stop() of the handle before")
-        hosts = len(self._members.hosts())
-        taken = self._slots.taken_by_others()
-        asked = checked_asked(self._spark, taken, hosts, self._owners.names(), rules, minimum, maximum, every_s, warm)
+        hosts, operators, taken = len(self._members.hosts()), self._owners.names(), self._taken_slots()
+        asked = checked_asked(self._spark, taken, hosts, operators, rules, minimum, maximum, every_s, warm)
         self._autoscaler = Autoscaler(asked, dry_run, self._measuring, self._changes, self._history)
         return self._autoscaler
 

@@ -43,14 +43,12 @@ class Slots:
     def take(self, checkpoint: str, count: Callable[[], int]) -> None:
         """From now on the flock in this checkpoint holds so many slots of the application."""
         with _open_lock:
-            _open[self] = (self._context, checkpoint, count)
+            _open[checkpoint] = (self, count)
 
     def release(self) -> None:
         with _open_lock:
-            _open.pop(self, None)
-
-    def taken_by_others(self) -> dict[str, int]:
-        return taken_slots(self._context, self)
+            for checkpoint in [path for path, (slots, _) in _open.items() if slots is self]:
+                del _open[checkpoint]
 
     def name(self, host: str) -> str:
         """What the job groups of a host begin with."""
@@ -134,14 +132,17 @@ class Slots:
 
 
 _open_lock = threading.Lock()
-_open: dict[Slots, tuple[SparkContext, str, Callable[[], int]]] = {}  # the flocks of this process, and where they run
+_open: dict[str, tuple[Slots, Callable[[], int]]] = {}  # the flocks of this process, by their checkpoints
 
 
-def taken_slots(context: SparkContext, but: Slots | None = None) -> dict[str, int]:
-    """How many slots the flocks of an application hold, by their checkpoints."""
+def taken_slots(context: SparkContext, besides: str) -> dict[str, int]:
+    """How many slots the flocks of an application hold, by their checkpoints, besides the one in that checkpoint.
+
+    A flock that another has taken over from in the same application has its slots for a second more, and then no longer.
+    """
     with _open_lock:
-        flocks = [flock for slots, flock in _open.items() if slots is not but]
-    return {checkpoint: count() for holder, checkpoint, count in flocks if holder is context}
+        flocks = [(path, count) for path, (slots, count) in _open.items() if slots._context is context]
+    return {path: count() for path, count in flocks if path != besides}
 
 
 def _within(pool: Any) -> list[Any]:
