@@ -1,4 +1,4 @@
-"""Two hosts in one process, joined by a line that a test controls: the product's own Mover, Receiver, Copies, logs and instances.
+"""Two hosts in one process, joined by a line that a test controls: the product's own movers, receivers, logs and instances.
 
 Only what lies between the hosts is made here. A test decides which message is let through, where the line stops, and when the
 connection breaks or a host dies; a host that dies starts again from its log, in the next generation.
@@ -7,6 +7,7 @@ connection breaks or a host dies; a host that dies starts again from its log, in
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections import deque
@@ -60,6 +61,7 @@ class Lane:
 
     def __init__(self, stops: Callable[[Note], bool]) -> None:
         self.sent: list[Note] = []
+        self.log: list[tuple[Note, Any]] = []  # the same, with what came with it
         self.broken = False
         self._stops = stops
         self._waiting: deque[tuple[Note, Any, bytes]] = deque()
@@ -74,6 +76,7 @@ class Lane:
                 raise GONE("the line is cut")
             head = wire._parse(note)
             self.sent.append(head)
+            self.log.append((head, data))
             self._waiting.append((head, data, note))
             self._let_through()
 
@@ -113,6 +116,15 @@ class Lane:
 
     def flow(self) -> None:
         self.stop(lambda _: False)
+
+    def repeat(self, *kinds: str) -> None:
+        """What has been let through arrives once more, all of it or these kinds."""
+        with self._changed:
+            came = self.log[: len(self.log) - len(self._waiting)]
+            for note, data in came:
+                if note["kind"] not in ("hello", "bye") and (not kinds or note["kind"] in kinds):
+                    self._arrived.append((data, json.dumps(note).encode()))
+            self._changed.notify_all()
 
     def stopped_at(self) -> str | None:
         with self._changed:
@@ -192,9 +204,7 @@ class Side:
             self.seats.recover(part.info, memoryview(part.body))
         for seat in self.seats:
             self.seats.own(seat)
-        self.port = Port(
-            self.name, str(self._pair.checkpoint), "token", "", self.log, lambda: 0, self.stopping.is_set
-        )
+        self.port = Port(self.name, str(self._pair.checkpoint), "token", "", self.log, lambda: 0, self.stopping.is_set)
         self.moves = Moves(self.port, self.seats.named)
         self.seats.define(operator_json(self._operator))
         self.address = f"{self.name}/{self.log.generation}"
@@ -342,14 +352,14 @@ class Pair:
         side = self.listening.get(address)
         if side is None:
             raise GONE("nobody listens")
-        connection = Connection(self.there, self.back)
+        connection, stopping = Connection(self.there, self.back), side.stopping
         target = End(connection, connection.back, connection.there)
 
         def receive() -> None:
             try:
                 side.moves.receive(header, target, target)
             except GodwitError:
-                assert side.stopping.is_set(), "as in a host that has ended"
+                assert stopping.is_set(), "as in a host that has ended"
             finally:
                 connection.there.end()
                 connection.back.end()
@@ -384,11 +394,14 @@ class Pair:
     def wait_sent(self, side: Side | None = None) -> None:
         """Until an origin has nothing more to send, and its target has dealt with what has come."""
         mover = (side or self.a).mover
-        deadline_s = time.monotonic() + PATIENCE_S
-        while mover._work or not mover._line.empty():
-            assert time.monotonic() < deadline_s, mover.report()
-            self._pause.wait(0.002)
+        self.wait(lambda: mover.ended or (not mover._work and mover._line.empty()), lambda: str(mover.report()))
         self.connections[-1].there.wait_idle()
+
+    def wait(self, holds: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline_s, why()
+            self._pause.wait(0.002)
 
     def moved(self, protocol: str, *steps: Units, back: bool = False) -> dict[str, Any]:
         """Migrate and see it through."""

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from godwit.migration import PROTOCOLS
+from godwit.model.ownership import Stand
+from godwit.model.units import Units
+from godwit.runtime.peer import Out, Peer
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
 
 KEYS = 2_000  # some slices
-FIRST = {key: 1 for key in range(KEYS)}
+FIRST = dict.fromkeys(range(KEYS), 1)
 
 
 @pytest.fixture
@@ -22,8 +25,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 
 def released_then_cut(pair: Pair, then: Callable[[Note], bool] = lambda _: False) -> None:
-    """live-unordered, up to where the origin has released everything;
-    then the connection breaks, and the next one stops where `then` says."""
+    """live-unordered, up to where the origin has released everything; the next connection stops where `then` says."""
     pair.there = kind_is("rest")
     pair.migrate("live-unordered")
     first = pair.wait_connection(1)
@@ -91,9 +93,84 @@ def test_keys_that_were_missing_can_be_moved_to_the_same_host_again(pair: Pair) 
     assert pair.b.totals() == FIRST
 
 
-def test_an_answer_of_an_older_connection_asks_for_nothing(pair: Pair) -> None:
-    """`missing` was heard, and the connection broke before it was dealt with: the next one asks for itself."""
-    released_then_cut(pair)
+def came_back_unconfirmed(pair: Pair) -> None:
+    """All keys are at host-0, which came from host-1 by a hand-over of which host-1 has not heard that it was served."""
+    assert pair.moved("pause")["done"] == 1
+    pair.back = kind_is("served")
+    pair.migrate("pause", back=True)
+    pair.wait(lambda: pair.a.owned() == ALL)
+    pair.back = lambda _: False
+
+
+@pytest.mark.parametrize("protocol", ["live", "live-unordered", "standby", "pause"])
+def test_copies_stay_though_the_target_has_not_forgotten_that_it_was_the_origin(pair: Pair, protocol: str) -> None:
+    """A step is announced again when it is cut: what lies here from earlier goes the first time only."""
+    came_back_unconfirmed(pair)
+    assert pair.moved(protocol)["done"] == 1
+    assert pair.b.totals() == FIRST
+    pair.connections[1].back.flow()
+    pair.wait_ended(pair.b)
+    assert pair.b.totals() == FIRST
+    assert pair.b.left_over() == pair.a.left_over() == []
+
+
+@pytest.mark.parametrize("protocol", ["live", "pause"])
+def test_rows_of_keys_that_come_back_are_remembered_though_the_target_forgets_them_as_an_origin(
+    pair: Pair, protocol: str
+) -> None:
+    """The ledger came with them: a task that is tried again is answered from it."""
+    came_back_unconfirmed(pair)
+    pair.there = kind_is("rest")
+    pair.migrate(protocol)
+    pair.wait_connection(3).there.wait_stopped()
+    pair.connections[2].there.wait_idle()
+    pair.connections[1].back.flow()
+    pair.wait_ended(pair.b)
+    pair.connections[2].there.flow()
+    assert pair.wait_ended()["done"] == 1
+    assert pair.b.put_rows(0, list(range(KEYS)), *FIRST.items()) == list(FIRST.items()), "as they were answered before"
+    assert pair.b.totals() == FIRST
+
+
+def test_the_end_of_a_step_is_not_taken_for_all_of_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something fails at the origin while it ships what was released: the next connection begins anew."""
+    send = Peer.send
+
+    def fails(peer: Peer, out: Out) -> int:
+        if out.kind == "step" and peer.connection == 1 and copied:
+            raise RuntimeError("something nobody has thought of")
+        copied.extend([out] if out.kind == "copied" else ())
+        return send(peer, out)
+
+    copied: list[Out] = []
+    monkeypatch.setattr(Peer, "send", fails)
+    pair.migrate("live-unordered")
     assert pair.wait_ended()["done"] == 1
     assert pair.b.totals() == FIRST
-    assert pair.b.owned() == ALL
+
+
+@pytest.mark.parametrize("protocol", ["pause", "fetch", "standby"])
+def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str) -> None:
+    """Another step is released and not confirmed, so the connection stays; what was to be shipped of this one does not go."""
+    halves = Units(frozenset((0, 1))), Units(frozenset((2, 3)))
+    pair.back = kind_is("served")
+    pair.there = lambda note: note["kind"] == "state" and note["step"] == 1
+    name = pair.migrate(protocol, *halves, side_by_side=2)
+    if protocol == "standby":
+        pair.a.moves.actions()["handover"]({"id": name})
+    connection = pair.wait_connection(1)
+    connection.there.wait_stopped()
+    pair.wait(lambda: bool(pair.a.seat.instance.ownership and pair.a.seat.instance.ownership.outgoing))
+    pair.a.moves.actions()["abort_migration"]({"id": name, "reason": "enough"})
+    pair.wait(lambda: pair.a.owned() == halves[1])
+    connection.there.flow()
+    pair.wait(lambda: pair.b.owned() == halves[0])
+    connection.there.wait_sent("aborted")
+    pair.wait_sent()
+    assert pair.b.left_over() == []
+    assert [unit for unit in halves[1] if pair.b.stand(unit) is not Stand.AWAY] == []
+    connection.back.flow()
+    told = pair.wait_ended()
+    assert (told["done"], told["dropped"]) == (1, 1)
+    assert pair.a.left_over() == pair.b.left_over() == []
+    assert pair.a.totals() | pair.b.totals() == FIRST

@@ -57,9 +57,7 @@ class TestEveryProtocol:
 
     @every_protocol
     def test_lets_go_by_a_record_only(self, name: str) -> None:
-        into = {
-            (phase, event) for (phase, event), (after, _) in PROTOCOLS[name].table.items() if after in RELEASED
-        }
+        into = {(phase, event) for (phase, event), (after, _) in PROTOCOLS[name].table.items() if after in RELEASED}
         assert {event for phase, event in into if phase not in RELEASED} == {ev.Released}
 
     @every_protocol

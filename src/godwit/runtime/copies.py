@@ -80,7 +80,8 @@ class Copies:
         self._seat.changed.wait_for(lambda: free() or self._port.stopping())
         away = (Stand.AWAY, Stand.EXPECTED)
         units = Units.of(*(unit for unit in units if self._ownership.share(unit).stand in away))
-        staging[self._id] = staging.get(self._id, Units()) | units
+        if units:
+            staging[self._id] = staging.get(self._id, Units()) | units
         return units
 
     def _note(self, step: int, keys: list[Key]) -> None:
