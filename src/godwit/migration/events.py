@@ -6,7 +6,7 @@ whoever runs the machine (a host, or the simulator).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from godwit.model.units import Unit, Units
@@ -282,7 +282,7 @@ class AbortHeard(Event):
     """The origin says, or its log says, that it keeps the step."""
 
     step: int
-    units: Units = Units()  # of the step, where the origin says it: they may have been offered and never announced
+    units: Units = field(default_factory=Units)  # where the origin says it: they may be offered and not announced
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """The target's side of every migration: what it does with promises, arrivals and the origin's last word.
 
 The same for all protocols. What comes of a step is taken only between its announcement, on the same connection, and its
-preparation: a step that is prepared, served or kept by its origin takes no more state, whoever sends it and however late. A step that is not released yet is a copy and nothing more: rows are held, and the copy is dropped
-when the origin says, or its log says, that it has kept the step. The target never decides by itself, nor by a timeout: when
-the connection breaks it asks the origin, or whoever follows the origin, until there is an answer (DESIGN 5).
+preparation: a step that is prepared, served or kept by its origin takes no more state, whoever sends it and however late. A
+step that is not released yet is a copy and nothing more: rows are held, and the copy is dropped when the origin says, or its
+log says, that it has kept the step. The target never decides by itself, nor by a timeout: when the connection breaks it asks
+the origin, or whoever follows the origin, until there is an answer (DESIGN 5).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Everything that goes to the target goes through one line, and what is put in line is put there under the instance's lock: so the
 target hears of copies and of the rows applied after them in the order in which they happened. What is large is sent in slices
-while the line is empty, and what is said of a step stays behind the slices of that step: effects leave in the order given. Decides nothing that the machine
-decides, nor what is told of a key (`luggage`): it knows when it is sent, and how a step is released.
+while the line is empty, and what is said of a step stays behind the slices of that step: effects leave in the order given.
+Decides nothing that the machine decides, nor what is told of a key (`luggage`): it knows when it is sent, and how a step is
+released.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class Mover:
     def _hang_up(self, event: Event) -> None:
         """With the connection the target's copies are gone: whoever is to have the state after that is sent all of it.
 
-        What was in line for it must not be taken for what the next one says: the end of a step alone would be taken for all of it.
+        What was in line for it goes too: on the next connection the end of a step would be taken for all of it.
         """
         self._peer.disconnect()
         self._work.clear()

@@ -1,8 +1,8 @@
 """The target's side of a migration on a host: runs the machine of a target over as many connections as it takes.
 
 What comes goes to `copies`, in the order sent, as long as the machine says that its step takes it; what becomes of it is the
-machine's word too. What comes late, again, or of a step that is prepared or served is ignored. A copy is not served before the origin
-has released it: the gate holds or refuses its rows, and its timers do not fire.
+machine's word too. What comes late, again, or of a step that is prepared or served is ignored. A copy is not served before the
+origin has released it: the gate holds or refuses its rows, and its timers do not fire.
 """
 
 from __future__ import annotations
@@ -315,19 +315,11 @@ class Receiver:
         match effect:
             case Expect(units):
                 self._copies.expect(units)
-            case AnswerOffered(units):
-                self._answer("offered", units=units.to_dict())
             case Stage(step, units):
                 self._copies.announce(step, units)
             case Persist(step, units):
                 self._copies.prepare(step, units)
                 self._handle(Durable(step))
-            case AnswerPrepared(step):
-                self._answer("prepared", step=step)
-            case AnswerDeclined(step):
-                self._answer("declined", step=step)
-            case AnswerMissing(step):
-                self._answer("missing", step=step)
             case Serve(step, units):
                 self._copies.serve(step, units)
                 self._answer("served", step=step)
@@ -335,6 +327,19 @@ class Receiver:
                 self._copies.discard(step, units)
             case AskOutcome(step):
                 self.ask(step)
+            case _:
+                self._tell(effect)
+
+    def _tell(self, effect: Effect) -> None:
+        match effect:
+            case AnswerOffered(units):
+                self._answer("offered", units=units.to_dict())
+            case AnswerPrepared(step):
+                self._answer("prepared", step=step)
+            case AnswerDeclined(step):
+                self._answer("declined", step=step)
+            case AnswerMissing(step):
+                self._answer("missing", step=step)
             case _:
                 raise AssertionError(effect)
 
