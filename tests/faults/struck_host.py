@@ -1,7 +1,7 @@
 """A host whose own code strikes at named steps of a hand-over: the process is killed, its peer is, or their connection is cut.
 
 The test starts its hosts from this file instead of the product's, so nothing of it is in the product. A plan in a file names
-one migration and what is to happen to it, strike after strike. Each strike leaves a mark before it is done, so that the test can
+one migration and what is to happen to it, strike after strike. Each strike leaves a mark before it is done, so that a test can
 tell where it came down. Every step that is passed is written to a trace: a sweep goes through what real runs have passed.
 
 Steps: `do:` an effect of either machine; `send:` and `take:` a message, at the origin and at the target; `append:` and `sync:`
