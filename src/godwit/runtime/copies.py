@@ -116,6 +116,7 @@ class Copies:
                 instance.held.setdefault(name, []).append((lane, entry))
                 self._log([(note["entry"] | {"batch": instance.progress.batch, "held": name}, body)])
                 return
+            instance.ledger.make_room()
             taken = instance.ledger.take_over(lane, entry)
             if taken is not None:
                 info, data = taken.part(instance.name, instance.progress.batch, lane)

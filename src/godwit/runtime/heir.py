@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -95,8 +96,8 @@ class Legacy:
         """The ledger of the batch in progress, and the end."""
         instance, ownership = self.instance, self.ownership
         progress = instance.progress.to_dict()
-        entries = [*instance.ledger.of(self._select), *(instance.ledger.timers() if self._timers else ())]
-        for lane, entry in entries:
+        entries = chain(instance.ledger.of(self._select), instance.ledger.timers() if self._timers else ())
+        for lane, entry in entries:  # one at a time: it may be much
             info, body = entry.part(instance.name, instance.progress.batch, lane)
             yield self._note("ledger", progress=progress, entry=info), body
         epochs = {unit: ownership.share(unit).epoch for unit in self.units}

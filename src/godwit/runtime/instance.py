@@ -197,6 +197,7 @@ class Instance(Remembered):
         times: Times | None = None,
         record: bool = True,
     ) -> list[Key]:
+        self.ledger.make_room()  # first, because it may fail
         counted = times is None  # rows that are only followed cost their owner, and count there
         times = times or self.times
         kept = self._without_late(chunk, times)
@@ -276,8 +277,9 @@ class Instance(Remembered):
         entry = Entry(rows, hashes, outputs, firing)
         self._log_changes(work)
         if record:
-            self.ledger.record(lane, entry)
-            work.parts.append(entry.part(self.name, self.progress.batch, lane))
+            part = entry.part(self.name, self.progress.batch, lane)
+            self.ledger.record(lane, entry.within(part))
+            work.parts.append(part)
         if len(outputs):
             work.outputs.append(outputs)
         self.counters.outputs += len(outputs)
@@ -328,6 +330,7 @@ class Instance(Remembered):
                 todo="Drop initialState: it was taken up when the operator was new",
                 operator=self.spec.name,
             )
+        self.ledger.make_room()
         unseen = self.ledger.unseen(lane, row_index, hashes)
         if unseen is not None:
             batch, row_index, hashes = batch.filter(pa.array(unseen)), row_index[unseen], hashes[unseen]
@@ -369,6 +372,10 @@ class Instance(Remembered):
             "instance": self.name,
             "keys": self.state.key_count,
             "bytes": self.state.bytes_estimate,
+            "ledger_bytes": self.ledger.memory_bytes,
+            "ledger_disk_bytes": self.ledger.disk_bytes,
+            "undo_bytes": self.state.undo_bytes,
+            "undo_disk_bytes": self.state.undo_disk_bytes,
             "batch": self.progress.batch,
             "query": self.progress.query,
             "watermark_ms": self.watermark.eviction,
@@ -385,6 +392,7 @@ class Instance(Remembered):
         }
 
     def close(self) -> None:
+        self.ledger.clear()
         if self.adapter is not None:
             self.adapter.close()
             self.adapter = None

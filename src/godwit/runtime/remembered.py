@@ -22,7 +22,7 @@ from godwit.runtime.spec import OperatorSpec, merge_of, schema_text
 from godwit.runtime.work import Counters, Follower, Part
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.keys import KeyCodec
-from godwit.state.ledger import Entry, Ledger
+from godwit.state.ledger import Entry, Ledger, memory_bytes_max
 from godwit.state.tables import KeyedState
 
 
@@ -32,7 +32,8 @@ class Remembered:
         self.spec = spec
         self.key_codec = key_codec
         self.state = state
-        self.ledger = Ledger(spec.output_schema)
+        self.ledger = Ledger(spec.output_schema, memory_bytes_max(state.memory_max_bytes))
+        state.beside_bytes = lambda: self.ledger.memory_bytes
         self.progress = Progress()
         self.fired = True
         self.due: Times | None = None  # up to when timers fire in this batch; None for not at all
@@ -134,6 +135,7 @@ class Remembered:
         if "finished" in info:
             self._finished(info)
             return
+        self.ledger.make_room()  # it may be the ledger for which there was no room when the host ended
         entry = Entry.from_part(info, memoryview(bytes(body)), self.spec.output_schema)
         if "held" in info:
             self.held.setdefault(info["held"], []).append((info["lane"], entry))

@@ -3,13 +3,14 @@
 A row's identity is (lane, row index) within a batch; of each row the ledger keeps the routing hash of its key, which is
 enough to hand the entries of a key or group over with its state, and to notice an input that replays differently. Kept in
 columns per lane, because a key-by-key ledger would cost more than the work it protects. Entries of a batch are dropped
-when the next one starts, which proves that it is committed.
+when the next one starts, which proves that it is committed. A batch may be larger than memory: see `ledger_spill`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.errors import NotReplayable
+from godwit.state.ledger_spill import ENTRY_BYTES, Lane, Store
 
 Ints = npt.NDArray[np.int64]
 ROW = "__godwit_row"  # the column that tells after which input row an output leaves
 JOINED_ROWS_MAX = 4_096
+LEDGER_SHARE = 8  # one so-many-th of the memory limit is for the ledger
+MEMORY_BYTES_MAX = 256 << 20  # what of a batch's ledger stays in memory unless a limit is given
 TIMER_ROW = -(2**62)  # outputs of timers leave before all rows: row = TIMER_ROW + time, always negative
 
 APPLIED = pa.schema([pa.field("row", pa.int64(), False), pa.field("hash", pa.int64(), False)])
+
+
+def memory_bytes_max(state_bytes_max: int | None) -> int:
+    """How much of a ledger may be in memory: a share of what the operator's state and its ledger may take together."""
+    return MEMORY_BYTES_MAX if state_bytes_max is None else state_bytes_max // LEDGER_SHARE
 
 
 def with_rows(schema: pa.Schema) -> pa.Schema:
@@ -53,6 +62,28 @@ class Entry:
     outputs: pa.RecordBatch
     firing: str = ""
 
+    @property
+    def first(self) -> int:
+        return int(self.rows[0]) if len(self.rows) else 0
+
+    @property
+    def last(self) -> int:
+        return int(self.rows[-1]) if len(self.rows) else -1
+
+    @property
+    def row_count(self) -> int:
+        return len(self.rows)
+
+    @property
+    def timers(self) -> bool:
+        """Whether there are outputs of timers among its outputs."""
+        return bool((self.outputs.column(0).to_numpy() < 0).any())
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory. Of the outputs all that their buffers hold: `nbytes` would take a hundred times as long."""
+        return ENTRY_BYTES + self.rows.nbytes + self.hashes.nbytes + self.outputs.get_total_buffer_size()
+
     def part(self, op: str, batch: int, lane: str) -> tuple[dict[str, Any], bytes]:
         """The form in which an entry goes into the changelog."""
         applied = pa.record_batch([pa.array(self.rows), pa.array(self.hashes)], schema=APPLIED).serialize()
@@ -65,6 +96,16 @@ class Entry:
         """Both as one; the other's rows come after these."""
         rows, hashes = (np.concatenate(pair) for pair in ((self.rows, other.rows), (self.hashes, other.hashes)))
         return Entry(rows, hashes, joined([self.outputs, other.outputs]))
+
+    def within(self, part: tuple[Mapping[str, Any], bytes]) -> Entry:
+        """The same as a view of its part.
+
+        Its own columns may be views of the chunk in which the rows came, and keep all of that in memory. A small one is
+        joined with others soon, which copies it.
+        """
+        info, body = part
+        small = len(self.rows) <= JOINED_ROWS_MAX // 16
+        return self if small else Entry.from_part(info, memoryview(body), _without_rows(self.outputs.schema))
 
     @classmethod
     def from_part(cls, info: Mapping[str, Any], body: memoryview, output_schema: pa.Schema) -> Entry:
@@ -79,20 +120,42 @@ class Ledger:
     """The entries of the batch in progress, by lane."""
 
     output_schema: pa.Schema
-    lanes: dict[str, list[Entry]] = field(default_factory=dict)
+    memory_bytes_max: int = MEMORY_BYTES_MAX
+    lanes: dict[str, Lane] = field(default_factory=dict)
     finished: dict[str, int | None] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
+    _store: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store = Store(partial(Entry.from_part, output_schema=self.output_schema))
 
     def clear(self) -> None:
         self.lanes = {}
         self.finished = {}
+        self._store.clear()
+
+    def make_room(self) -> None:
+        """Bring what is in memory down to half of the limit, if it is beyond it.
+
+        To be called before anything is applied that will be recorded: this fails with StateTooLarge where the disk is full,
+        and nothing else here does.
+        """
+        if self._store.memory_bytes > self.memory_bytes_max:
+            for entries in self.lanes.values():
+                entries.spill(self.memory_bytes_max // 2)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._store.memory_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._store.disk_bytes
 
     def record(self, lane: str, entry: Entry) -> None:
         """Small entries are joined as they become many: a batch of the real-time trigger is minutes of a few rows each."""
-        entries = self.lanes.setdefault(lane, [])
-        entries.append(entry)
-        while len(entries) > 1 and _join(entries[-2], entries[-1]):
-            last = entries.pop()
-            entries[-1] = entries[-1].then(last)
+        if lane not in self.lanes:
+            self.lanes[lane] = Lane(self._store)
+        self.lanes[lane].append(entry, _joined)
 
     def unseen(self, lane: str, rows: Ints, hashes: Ints) -> npt.NDArray[np.bool_] | None:
         """Which of the rows have not been applied; None says none has, the usual case, without work.
@@ -100,10 +163,10 @@ class Ledger:
         Raises NotReplayable when a row that was applied now comes with another key.
         """
         entries = self.lanes.get(lane)
-        if not entries or len(rows) == 0 or rows[0] > max(_last(entry) for entry in entries):
+        if not entries or len(rows) == 0 or rows[0] > entries.last:
             return None
         unseen = np.ones(len(rows), np.bool_)
-        for entry in entries:
+        for entry in entries.between(int(rows[0]), int(rows[-1])):
             if len(entry.rows) == 0:
                 continue
             at = np.searchsorted(entry.rows, rows)
@@ -123,7 +186,7 @@ class Ledger:
     def recorded(self, lane: str, rows: Ints) -> list[pa.RecordBatch]:
         """Outputs that left after the given rows when they were applied."""
         found = []
-        for entry in self.lanes.get(lane, ()):
+        for entry in self._between(lane, rows):
             after = entry.outputs.column(0).to_numpy()
             kept = np.isin(after, rows)
             if kept.any():
@@ -139,10 +202,9 @@ class Ledger:
         return [(entry.firing, len(entry.outputs)) for entry in self._fired(lane)]
 
     def _fired(self, lane: str) -> Iterator[Entry]:
-        for entry in self.lanes.get(lane, ()):
+        for entry in self.lanes[lane].with_timers() if lane in self.lanes else ():
             fired = entry.outputs.column(0).to_numpy() < 0
-            if fired.any():
-                yield Entry(_NONE, _NONE, entry.outputs.filter(pa.array(fired)), entry.firing)
+            yield Entry(_NONE, _NONE, entry.outputs.filter(pa.array(fired)), entry.firing)
 
     def of(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> Iterator[tuple[str, Entry]]:
         """The entries of the rows whose routing hashes are selected, for handing them over."""
@@ -159,14 +221,18 @@ class Ledger:
 
     def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]], timers: bool = False) -> None:
         """Forget the selected rows: somebody else answers for them. Outputs of timers stay, unless they go too."""
-        for lane, entries in self.lanes.items():
-            kept = [_cut_out(entry, ~selected(entry.hashes), not timers) for entry in entries]
-            self.lanes[lane] = [entry for entry in kept if len(entry.rows) or len(entry.outputs)]
+
+        def left(entry: Entry) -> Entry | None:
+            kept = _cut_out(entry, ~selected(entry.hashes), not timers)
+            return kept if len(kept.rows) or len(kept.outputs) else None
+
+        for entries in self.lanes.values():
+            entries.change(left)
 
     def take_over(self, lane: str, entry: Entry) -> Entry | None:
         """Record an entry of another host; rows that are there already, because they were replayed here, stay as they are."""
-        known = [other.rows for other in self.lanes.get(lane, ()) if len(other.rows)]
-        if known and len(entry.rows):
+        known = [other.rows for other in self._between(lane, entry.rows)]
+        if known:
             entry = _cut_out(entry, ~np.isin(entry.rows, np.concatenate(known)))
         if not len(entry.rows) and not len(entry.outputs):
             return None
@@ -180,7 +246,12 @@ class Ledger:
 
     @property
     def row_count(self) -> int:
-        return sum(len(entry.rows) for _, entry in self.entries())
+        return sum(entries.row_count for entries in self.lanes.values())
+
+    def _between(self, lane: str, rows: Ints) -> Iterator[Entry]:
+        """Those that may have some of these rows, which ascend."""
+        entries = self.lanes.get(lane)
+        return entries.between(int(rows[0]), int(rows[-1])) if entries and len(rows) else iter(())
 
 
 def _cut_out(entry: Entry, kept: npt.NDArray[np.bool_], timers: bool = False) -> Entry:
@@ -193,16 +264,15 @@ def _cut_out(entry: Entry, kept: npt.NDArray[np.bool_], timers: bool = False) ->
     return Entry(rows, entry.hashes[kept], entry.outputs.filter(pa.array(stays)), entry.firing)
 
 
-def _join(entry: Entry, later: Entry) -> bool:
+def _joined(entry: Entry, later: Entry) -> Entry | None:
     """Only neighbours of about one size: then a row is copied a few times in all, however many there are."""
     size, more = len(entry.rows), len(later.rows)
-    return (
-        bool(size and more) and size <= 2 * more and size + more <= JOINED_ROWS_MAX and entry.rows[-1] < later.rows[0]
-    )
+    fits = size and more and size <= 2 * more and size + more <= JOINED_ROWS_MAX and entry.rows[-1] < later.rows[0]
+    return entry.then(later) if fits else None
+
+
+def _without_rows(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(list(schema)[1:])
 
 
 _NONE: Ints = np.empty(0, np.int64)
-
-
-def _last(entry: Entry) -> int:
-    return int(entry.rows[-1]) if len(entry.rows) else -1

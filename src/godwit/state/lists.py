@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from godwit.state.changes import CLEAR, PUT, Changes, position, position_sub
 from godwit.state.deadlines import Expiry, Now, expiry_ms
+from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
+from godwit.state.spill import Spill
 from godwit.state.table import Moves, Ops, Row, Shelved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
@@ -28,6 +30,17 @@ def _size(elements: Sequence[bytes]) -> int:
 
 
 _FORM: Payload[list[bytes]] = Payload(size=_size, pack=msgpack.packb, unpack=msgpack.unpackb)
+
+
+def _unpacked(data: bytes) -> tuple[list[bytes], int]:
+    elements: list[bytes] = msgpack.unpackb(data)
+    return elements, len(elements)
+
+
+# The list is the base's own as long as that is in memory.
+_IMAGE: Form[tuple[list[bytes], int]] = Form(
+    size=lambda _: 0, pack=lambda image: msgpack.packb(image[0][: image[1]]), unpack=_unpacked
+)
 
 
 @dataclass(slots=True)
@@ -45,7 +58,7 @@ class ListTable(Shelved[list[bytes]]):
         super().__init__(var, _FORM, key_codec)
         self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, _Staged] = {}
-        self._undo: dict[Key, tuple[list[bytes], int] | None] = {}
+        self._undo: Images[tuple[list[bytes], int]] = Images(var, _IMAGE, key_codec)
 
     def get(self, key: Key) -> list[bytes]:
         elements = self._raw(key)
@@ -110,10 +123,17 @@ class ListTable(Shelved[list[bytes]]):
             self._expiry.forget()
 
     def settle(self) -> None:
-        self._undo = {}
+        self._undo = Images(self.var, _IMAGE, self._key_codec)
+
+    @property
+    def undo_bytes(self) -> int:
+        return self._undo.size_bytes
+
+    def spill_undo(self, disk: Spill) -> None:
+        self._undo.spill(disk)
 
     def rows(self, committed: bool) -> Iterator[Row]:
-        undo = self._undo if committed else {}
+        undo: Images[tuple[list[bytes], int]] | dict[Key, None] = self._undo if committed else {}
         for key, elements in self.shelf.items():
             if key not in undo:
                 yield from _rows(key, elements, len(elements))
@@ -144,10 +164,10 @@ class ListTable(Shelved[list[bytes]]):
             elements, count = self._undo[key] or ([], 0)
             elements.append(value or b"")
             self._undo[key] = (elements, count + 1)
+            self._undo.grew(_size((value or b"",)))
 
     def settle_keys(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            self._undo.pop(key, None)
+        self._undo.discard_many(keys)
 
     def _staged(self, key: Key) -> _Staged:
         staged = self._stage.get(key)
@@ -198,7 +218,7 @@ class ListTable(Shelved[list[bytes]]):
     def _remember(self, key: Key, old: list[bytes] | None) -> None:
         # The base list may grow in place from here on, and what takes its place is another list: its first
         # elements stay what they are now.
-        self._undo.setdefault(key, None if old is None else (old, len(old)))
+        self._undo.remember(key, None if old is None else (old, len(old)))
 
 
 def _rows(key: Key, elements: Sequence[bytes], count: int) -> Iterator[Row]:

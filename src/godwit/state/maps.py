@@ -17,8 +17,10 @@ import pyarrow as pa
 
 from godwit.state.changes import CLEAR, PUT, REMOVE, Changes
 from godwit.state.deadlines import Expiry, Now, expiry_ms
+from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
+from godwit.state.spill import Spill
 from godwit.state.table import Moves, Ops, Row, Shelved
 
 Entries: TypeAlias = dict[bytes, bytes]
@@ -62,6 +64,14 @@ class _Undo:
         return entries
 
 
+# The base is that of the shelf as long as it is in memory; what changed entries held is counted as they come.
+_IMAGE: Form[_Undo] = Form(
+    size=lambda _: 0,
+    pack=lambda image: msgpack.packb(image.before()),
+    unpack=lambda data: _Undo(msgpack.unpackb(data)),
+)
+
+
 class MapTable(Shelved[Entries]):
     """Maps of encoded user key to payload, by key. An empty map is no entry."""
 
@@ -69,7 +79,7 @@ class MapTable(Shelved[Entries]):
         super().__init__(var, _FORM, key_codec)
         self._expiry: Expiry[tuple[Key, bytes]] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, _Staged] = {}
-        self._undo: dict[Key, _Undo | None] = {}
+        self._undo: Images[_Undo] = Images(var, _IMAGE, key_codec)
 
     def get(self, key: Key, sub: bytes) -> bytes | None:
         payload = self._raw(key, sub)
@@ -140,10 +150,17 @@ class MapTable(Shelved[Entries]):
             self._expiry.forget()
 
     def settle(self) -> None:
-        self._undo = {}
+        self._undo = Images(self.var, _IMAGE, self._key_codec)
+
+    @property
+    def undo_bytes(self) -> int:
+        return self._undo.size_bytes
+
+    def spill_undo(self, disk: Spill) -> None:
+        self._undo.spill(disk)
 
     def rows(self, committed: bool) -> Iterator[Row]:
-        undo = self._undo if committed else {}
+        undo: Images[_Undo] | dict[Key, None] = self._undo if committed else {}
         for key, entries in self.shelf.items():
             if key not in undo:
                 yield from ((key, sub, payload) for sub, payload in entries.items())
@@ -165,14 +182,13 @@ class MapTable(Shelved[Entries]):
     def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
         self._undo.update(dict.fromkeys(cleared))
         for key, sub, value in rows:
-            undo = self._undo[key]
-            if undo is None:
-                undo = self._undo[key] = _Undo({})
+            undo = self._undo[key] or _Undo({})
             undo.base[sub or b""] = value or b""
+            self._undo[key] = undo
+            self._undo.grew(_size({sub or b"": value or b""}))
 
     def settle_keys(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            self._undo.pop(key, None)
+        self._undo.discard_many(keys)
 
     def _staged(self, key: Key) -> _Staged:
         staged = self._stage.get(key)
@@ -271,10 +287,10 @@ class MapTable(Shelved[Entries]):
                 self._expiry.watch((key, sub), expiry_ms(payload))
 
     def _remember(self, key: Key, base: Entries | None, subs: Iterable[bytes]) -> None:
-        if key not in self._undo:
-            self._undo[key] = None if base is None else _Undo(base)
-        undo = self._undo[key]
+        self._undo.remember(key, None if base is None else _Undo(base))
+        undo = self._undo.in_memory(key)
         # A base that was replaced (cleared, or read back from disk) is no longer changed by anyone.
         if undo is not None and undo.base is base:
-            for sub in subs:
-                undo.entries.setdefault(sub, base.get(sub))
+            fresh = {sub: base.get(sub) for sub in subs if sub not in undo.entries}
+            undo.entries.update(fresh)
+            self._undo.grew(sum(_ENTRY_BYTES + len(old or b"") for old in fresh.values()))

@@ -34,7 +34,18 @@ class Payload(Generic[P]):
 class Shelf(Generic[P]):
     """Payloads by key. A key is written or removed only after it was read, which is what makes it hot."""
 
-    __slots__ = ("_cold", "_disk", "_form", "_hot", "_hot_bytes", "_key_codec", "_payload_bytes", "_var", "count")
+    __slots__ = (
+        "_cold",
+        "_disk",
+        "_form",
+        "_hot",
+        "_hot_bytes",
+        "_key_codec",
+        "_payload_bytes",
+        "_var",
+        "count",
+        "replaced_bytes",
+    )
 
     def __init__(self, var: int, form: Payload[P], key_codec: KeyCodec) -> None:
         self._var = var
@@ -46,6 +57,7 @@ class Shelf(Generic[P]):
         self._payload_bytes = 0
         self._hot_bytes = 0
         self.count = 0
+        self.replaced_bytes = 0  # of all payloads that were ever overwritten or removed
 
     @property
     def bytes_estimate(self) -> int:
@@ -71,7 +83,9 @@ class Shelf(Generic[P]):
 
     def put_many(self, entries: dict[Key, P], olds: Sequence[P | None]) -> int:
         """Write entries whose old payloads were just read; say how many are new. Takes the dictionary over."""
-        grown = self._sizes(entries.values()) - self._sizes(filter(None, olds))
+        replaced_bytes = self._sizes(filter(None, olds))
+        self.replaced_bytes += replaced_bytes
+        grown = self._sizes(entries.values()) - replaced_bytes
         before = len(self._hot)
         if self._hot:
             self._hot.update(entries)
@@ -86,7 +100,9 @@ class Shelf(Generic[P]):
         """Remove entries that exist and whose payloads were just read."""
         for key in keys:
             del self._hot[key]
-        self.grew(-self._sizes(olds))
+        replaced_bytes = self._sizes(olds)
+        self.replaced_bytes += replaced_bytes
+        self.grew(-replaced_bytes)
         self.count -= len(keys)
         if self._disk:
             self._disk.delete_many(self._var, map(self._key_codec.pack, keys))

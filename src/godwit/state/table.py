@@ -16,6 +16,7 @@ import pyarrow as pa
 from godwit.state.changes import Changes
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import P, Payload, Shelf
+from godwit.state.spill import Spill
 
 Ops: TypeAlias = npt.NDArray[np.int8]
 Row: TypeAlias = tuple[Key, bytes | None, bytes | None]  # key, sub, value
@@ -65,6 +66,15 @@ class Table(Protocol):
 
     def settle(self) -> None: ...
 
+    @property
+    def undo_bytes(self) -> int:
+        """What the undo takes in memory, roughly."""
+        ...
+
+    def spill_undo(self, disk: Spill) -> None:
+        """Bring the undo to disk, where it is until the next settled moment."""
+        ...
+
     def rows(self, committed: bool) -> Iterator[Row]:
         """What PUT rows would bring all of this back: of now, or of the last settled moment."""
         ...
@@ -93,6 +103,7 @@ class Shelved(Generic[P]):
 
     def __init__(self, var: int, form: Payload[P], key_codec: KeyCodec) -> None:
         self.var = var
+        self._key_codec = key_codec
         self.shelf = Shelf(var, form, key_codec)
 
     @property

@@ -10,7 +10,7 @@ Variables are named by their position. One thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -30,6 +30,7 @@ from godwit.state.timers import Timers
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
 
+UNDO_SHARE: Final = 8  # one so-many-th of the memory limit is for before-images
 _EXPORT_ROWS_MAX: Final = 50_000
 _EXPORT_BYTES_MAX: Final = 64 << 20
 
@@ -50,8 +51,11 @@ class KeyedState:
         self.key_count = 0
         self._now = Now()
         self._spill_dir = spill_dir
-        self._memory_max_bytes = memory_max_bytes
+        self.memory_max_bytes = memory_max_bytes
+        self.beside_bytes: Callable[[], int] = lambda: 0  # what else takes of that memory
         self._spill: Spill | None = None
+        self._undo_spill: Spill | None = None
+        self.undo_disk_bytes = 0  # what is there, as it was counted in memory
         self._values: dict[int, ValueTable] = {}
         self._lists: dict[int, ListTable] = {}
         self._maps: dict[int, MapTable] = {}
@@ -176,6 +180,9 @@ class KeyedState:
         """The batch is committed: what is merged now is what a committed export shows."""
         for table in self._tables.values():
             table.settle()
+        if self._undo_spill is not None:
+            self._undo_spill.close()
+            self._undo_spill, self.undo_disk_bytes = None, 0
 
     def replay(self, batch: pa.RecordBatch) -> None:
         """Apply change rows; like a commit, and undone in a committed export like one."""
@@ -271,19 +278,37 @@ class KeyedState:
         """What all state would take in memory, whether it lies there or on disk."""
         return sum(shelf.bytes_estimate for shelf in self._shelves) + self._timers.bytes_estimate
 
+    @property
+    def undo_bytes(self) -> int:
+        """What the state of the last committed batch takes in memory, where it has changed since."""
+        return sum(table.undo_bytes for table in self._tables.values())
+
     def close(self) -> None:
-        if self._spill is not None:
-            self._spill.close()
-            self._spill = None
+        for spill in (self._spill, self._undo_spill):
+            if spill is not None:
+                spill.close()
+        self._spill = self._undo_spill = None
 
     def _free_memory(self) -> None:
-        if self._memory_max_bytes is None or self._spill_dir is None:
+        limit, directory = self.memory_max_bytes, self._spill_dir
+        if limit is None or directory is None:
             return
-        # What is hot may take half of the limit, because what was hot before takes up to the other half.
-        if 2 * sum(shelf.hot_bytes_estimate for shelf in self._shelves) > self._memory_max_bytes:
-            self._spill = self._spill or Spill(self._spill_dir)
+        if UNDO_SHARE * self.undo_bytes > limit:
+            self._free_undo(directory)
+        # What is hot may take half of the limit, less the rest, because what was hot before takes up to the other half.
+        room = limit // 2 - self.undo_bytes - self.beside_bytes()
+        if sum(shelf.hot_bytes_estimate for shelf in self._shelves) > room:
+            self._free_undo(directory)  # which has payloads in common with what goes now, and would keep them in memory
+            self._spill = self._spill or Spill(directory)
             for shelf in self._shelves:
                 shelf.age(self._spill)
+
+    def _free_undo(self, directory: Path) -> None:
+        self._undo_spill = self._undo_spill or Spill(directory)
+        before_bytes = self.undo_bytes
+        for table in self._tables.values():
+            table.spill_undo(self._undo_spill)
+        self.undo_disk_bytes += before_bytes - self.undo_bytes
 
     def _stage_rows(self, var: int, rows: pa.RecordBatch) -> None:
         columns = rows.columns

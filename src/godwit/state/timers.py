@@ -14,6 +14,7 @@ import pyarrow as pa
 from godwit.state.changes import PUT, REMOVE, TIMERS, Changes, timer_ms, timer_sub
 from godwit.state.deadlines import Deadlines
 from godwit.state.keys import Key, KeyCodec
+from godwit.state.spill import Spill
 from godwit.state.table import Moves, Ops, Row
 
 Times: TypeAlias = tuple[int, ...]
@@ -102,6 +103,13 @@ class Timers:
 
     def settle(self) -> None:
         self._undo = {}
+
+    @property
+    def undo_bytes(self) -> int:
+        return len(self._undo) * _TIMER_BYTES
+
+    def spill_undo(self, disk: Spill) -> None:
+        """It stays in memory, as the timers do: it is no larger than they were."""
 
     def rows(self, committed: bool) -> Iterator[Row]:
         undo = self._undo if committed else {}

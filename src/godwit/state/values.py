@@ -13,13 +13,16 @@ import pyarrow as pa
 
 from godwit.state.changes import CLEAR, PUT, Changes
 from godwit.state.deadlines import Expiry, Now, expiry_ms
+from godwit.state.images import IMAGE_BYTES, Form, Images
 from godwit.state.keys import Key, KeyCodec
-from godwit.state.shelf import Payload
+from godwit.state.shelf import Payload, Shelf
+from godwit.state.spill import Spill
 from godwit.state.table import Moves, Ops, Row, Shelved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
 _FORM: Payload[bytes] = Payload(size=len, pack=bytes, unpack=bytes)
+_IMAGE: Form[bytes] = Form(size=len, pack=bytes, unpack=bytes)
 
 
 class _Undo:
@@ -29,8 +32,10 @@ class _Undo:
     end, so they are also sorted out whenever there are more of them than keys.
     """
 
-    def __init__(self) -> None:
-        self._before: dict[Key, bytes | None] = {}
+    def __init__(self, var: int, key_codec: KeyCodec, shelf: Shelf[bytes]) -> None:
+        self._before = Images(var, _IMAGE, key_codec)
+        self._shelf = shelf
+        self._replaced_bytes = shelf.replaced_bytes  # when changes were last sorted out
         self._noted: list[tuple[Sequence[Key], Sequence[bytes | None]]] = []
         self._noted_rows = 0
 
@@ -40,16 +45,25 @@ class _Undo:
         if self._noted_rows > max(_NOTED_ROWS_MIN, key_count):
             self.before()
 
-    def before(self) -> dict[Key, bytes | None]:
+    @property
+    def size_bytes(self) -> int:
+        """In memory, roughly. What is only noted is what the shelf has replaced meanwhile: it has counted that already."""
+        return self._before.size_bytes + self._noted_bytes + self._noted_rows * IMAGE_BYTES
+
+    @property
+    def _noted_bytes(self) -> int:
+        return self._shelf.replaced_bytes - self._replaced_bytes
+
+    def before(self) -> Images[bytes]:
         """By key, None for a key that held nothing."""
         if not self._noted:
             return self._before
         noted: dict[Key, bytes | None] = {}
         for keys, olds in reversed(self._noted):  # so that of several changes the first one stays
             noted.update(zip(keys, olds, strict=True))
-        noted.update(self._before)
-        self._before = noted
+        self._before.remember_many(noted, self._noted_rows, self._noted_bytes)
         self._noted, self._noted_rows = [], 0
+        self._replaced_bytes = self._shelf.replaced_bytes
         return self._before
 
 
@@ -61,7 +75,7 @@ class ValueTable(Shelved[bytes]):
         self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, bytes | None] = {}
         self._stage_clears = False  # spares a look through the stage where nothing was cleared
-        self._undo = _Undo()
+        self._undo = _Undo(var, key_codec, self.shelf)
 
     def get(self, key: Key) -> bytes | None:
         payload = self._raw(key)
@@ -119,10 +133,17 @@ class ValueTable(Shelved[bytes]):
             self._expiry.forget()
 
     def settle(self) -> None:
-        self._undo = _Undo()
+        self._undo = _Undo(self.var, self._key_codec, self.shelf)
+
+    @property
+    def undo_bytes(self) -> int:
+        return self._undo.size_bytes
+
+    def spill_undo(self, disk: Spill) -> None:
+        self._undo.before().spill(disk)
 
     def rows(self, committed: bool) -> Iterator[Row]:
-        undo = self._undo.before() if committed else {}
+        undo: Images[bytes] | dict[Key, bytes | None] = self._undo.before() if committed else {}
         for key, payload in self.shelf.items():
             if key not in undo:
                 yield key, None, payload
@@ -131,7 +152,7 @@ class ValueTable(Shelved[bytes]):
                 yield key, None, old
 
     def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
-        undo = self._undo.before() if committed else {}
+        undo: Images[bytes] | dict[Key, bytes | None] = self._undo.before() if committed else {}
         held = [(key, undo[key] if key in undo else self.shelf.get(key)) for key in keys]
         return ((key, None, payload) for key, payload in held if payload is not None)
 
@@ -144,9 +165,7 @@ class ValueTable(Shelved[bytes]):
         undo.update({key: value for key, _, value in rows})
 
     def settle_keys(self, keys: Iterable[Key]) -> None:
-        undo = self._undo.before()
-        for key in keys:
-            undo.pop(key, None)
+        self._undo.before().discard_many(keys)
 
     def _raw(self, key: Key) -> bytes | None:
         return self._stage[key] if key in self._stage else self.shelf.get(key)

@@ -1,0 +1,189 @@
+"""The entries of one ledger, lane by lane: in memory while they are few, the oldest in a scratch file beyond that.
+
+Decides which entries leave memory and how they are read again. An entry is read again only if rows are replayed or handed over,
+so what is in the file is not looked at while a batch goes on; its range of rows, which stays in memory, is enough to tell new
+rows from applied ones. The file has no name, so its space comes back however the process ends, and nothing of it is synced: the
+changelog is what survives. It must not know what an entry means.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from godwit.errors import StateTooLarge
+
+if TYPE_CHECKING:
+    from godwit.state.ledger import Entry
+
+ENTRY_BYTES: Final = 2_000  # of the objects that an entry is made of, beside what its columns hold
+RANGE_BYTES: Final = 600  # of what stays in memory of an entry in the file
+_ALIGNED: Final = 64  # as Arrow likes its buffers
+
+
+class Scratch:
+    """A file that is written at its end and read in place, and never gets shorter: views of it stay good."""
+
+    def __init__(self) -> None:
+        try:
+            with tempfile.TemporaryFile(prefix="godwit-ledger-") as file:
+                self._file = os.dup(file.fileno())
+        except OSError as error:
+            raise _no_room(error) from error
+        self.close = weakref.finalize(self, os.close, self._file)  # views have mappings of their own, and stay good
+        self.size_bytes = 0
+
+    def append(self, body: bytes) -> int:
+        """Where it was written. If that fails, what was there before stays as it is."""
+        begin = -(-self.size_bytes // _ALIGNED) * _ALIGNED
+        left, at = memoryview(body), begin
+        try:
+            while left:
+                written = os.pwrite(self._file, left, at)
+                left, at = left[written:], at + written
+        except OSError as error:
+            raise _no_room(error) from error
+        self.size_bytes = at
+        return begin
+
+    def view(self, begin: int, size: int) -> memoryview:
+        """Mapped, so that of an entry only the columns are read that somebody looks at."""
+        page = begin - begin % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self._file, begin - page + size, access=mmap.ACCESS_READ, offset=page)
+        return memoryview(mapped)[begin - page :]
+
+
+def _no_room(error: OSError) -> StateTooLarge:
+    return StateTooLarge(
+        f"what the batch in progress has applied does not fit in memory, and could not be written to disk: {error}",
+        todo="Free space there, let TMPDIR name another directory, raise memory_max_bytes, or make batches smaller",
+        directory=tempfile.gettempdir(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """An entry in the file, and what is known of it without reading it."""
+
+    first: int
+    last: int
+    row_count: int
+    timers: bool
+    info: Mapping[str, Any]
+    begin: int
+    length: int
+
+    @property
+    def size_bytes(self) -> int:
+        return RANGE_BYTES
+
+
+Stored: TypeAlias = "Entry | Spilled"
+
+
+class Store:
+    """Where the entries of a ledger are; `read` makes one of its bytes."""
+
+    def __init__(self, read: Callable[[Mapping[str, Any], memoryview], Entry]) -> None:
+        self._read = read
+        self._scratch: Scratch | None = None
+        self.memory_bytes = 0
+
+    @property
+    def disk_bytes(self) -> int:
+        return 0 if self._scratch is None else self._scratch.size_bytes
+
+    def entry(self, stored: Stored) -> Entry:
+        if not isinstance(stored, Spilled):
+            return stored
+        assert self._scratch is not None, "there is a file where something was written to it"
+        return self._read(stored.info, self._scratch.view(stored.begin, stored.length))
+
+    def spilled(self, entry: Entry) -> Spilled:
+        """Write it to the file."""
+        info, body = entry.part("", -1, "")
+        self._scratch = self._scratch or Scratch()
+        begin = self._scratch.append(body)
+        return Spilled(entry.first, entry.last, entry.row_count, entry.timers, info, begin, len(body))
+
+    def clear(self) -> None:
+        self.memory_bytes = 0
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
+
+
+class Lane:
+    """The entries of one lane, in the order in which they were recorded, the older ones in the file."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stored: list[Stored] = []
+        self._spilled_count = 0  # so many of the first ones are known to be in the file
+        self.last = -1  # the greatest row that was ever recorded
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(self._store.entry, self._stored)
+
+    def between(self, first: int, last: int) -> Iterator[Entry]:
+        """Those that may have rows of this range."""
+        return (self._store.entry(each) for each in self._stored if each.first <= last and first <= each.last)
+
+    def with_timers(self) -> Iterator[Entry]:
+        """Those that have outputs of timers."""
+        return (self._store.entry(each) for each in self._stored if each.timers)
+
+    @property
+    def row_count(self) -> int:
+        return sum(each.row_count for each in self._stored)
+
+    def append(self, entry: Entry, join: Callable[[Entry, Entry], Entry | None]) -> None:
+        """As the last one; `join` may make one of the last two."""
+        self.last = max(self.last, entry.last)
+        while self._stored and not isinstance(before := self._stored[-1], Spilled):
+            both = join(before, entry)
+            if both is None:
+                break
+            del self._stored[-1]
+            self._store.memory_bytes -= before.size_bytes
+            entry = both
+        self._stored.append(entry)
+        self._store.memory_bytes += entry.size_bytes
+
+    def change(self, changed: Callable[[Entry], Entry | None]) -> None:
+        """Put another in the place of each, or none."""
+        before, self._stored, self._spilled_count = self._stored, [], 0
+        for each in before:
+            entry = self._store.entry(each)
+            new = changed(entry)
+            kept = each if new is entry else self._stored_like(each, new)
+            self._store.memory_bytes -= each.size_bytes
+            if kept is not None:
+                self._stored.append(kept)
+                self._store.memory_bytes += kept.size_bytes
+
+    def _stored_like(self, before: Stored, new: Entry | None) -> Stored | None:
+        """What comes of an entry in the file goes there too, if there is room: entries that go elsewhere have gone already."""
+        if new is not None and isinstance(before, Spilled):
+            with suppress(StateTooLarge):
+                return self._store.spilled(new)
+        return new
+
+    def spill(self, until_bytes: int) -> None:
+        """The oldest in memory go to the file, until the ledger has no more than so many bytes in memory."""
+        while self._spilled_count < len(self._stored) and self._store.memory_bytes > until_bytes:
+            entry = self._stored[self._spilled_count]
+            if not isinstance(entry, Spilled):
+                spilled = self._store.spilled(entry)
+                self._stored[self._spilled_count] = spilled
+                self._store.memory_bytes += spilled.size_bytes - entry.size_bytes
+            self._spilled_count += 1
