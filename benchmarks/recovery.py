@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import tempfile
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ import godwit
 from benchmarks.processors import Blob
 from benchmarks.record import keep, run_id, say
 from benchmarks.session import session
+from godwit.bench.scratch import scratch
 
 VALUE_BYTES = 1_000
 
@@ -55,7 +55,7 @@ def kill_and_wait(flock: godwit.Flock) -> dict[str, Any]:
 
 def measure(spark: SparkSession, megabytes: int, repeats: int) -> list[dict[str, Any]]:
     keys = megabytes * 1_000_000 // VALUE_BYTES
-    with tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory:
+    with scratch() as directory:
         with godwit.Flock(spark, hosts=1, checkpoint=f"{directory}/godwit") as flock:
             fill(spark, flock, f"{directory}/spark", keys)
             rows = [kill_and_wait(flock) for _ in range(repeats)]

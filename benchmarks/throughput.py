@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ import godwit
 from benchmarks.processors import COUNTS, Blob, NativeCount, PandasCount
 from benchmarks.record import keep, run_id, say
 from benchmarks.session import session
+from godwit.bench.scratch import scratch
 
 KEYS = 10_000
 
@@ -71,7 +71,7 @@ def measure(
     spark: SparkSession, flock: godwit.Flock, way: Way, batch_rows: int, batches: int, name: str
 ) -> dict[str, Any]:
     warm_up = max(4, batches // 3)
-    with tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory:
+    with scratch() as directory:
         frame = way.build(rows_source(spark, batch_rows), flock, name)
         writer = frame.writeStream.format("noop").outputMode(way.output_mode)
         query = writer.option("checkpointLocation", directory).start()
@@ -97,7 +97,7 @@ def measure(
 
 def memory_per_key(spark: SparkSession, keys: int, value_bytes: int) -> dict[str, Any]:
     """What a host's process holds for many keys, against what it holds for none."""
-    with tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory:
+    with scratch() as directory:
         with godwit.Flock(spark, hosts=1, checkpoint=f"{directory}/godwit") as flock:
             process = psutil.Process(flock.status()["hosts"]["host-0"]["pid"])
             empty_bytes = process.memory_info().rss
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true", help="leave out the memory of 1 M keys x 100 B")
     options = parser.parse_args()
     spark, run = session(4), run_id()
-    with tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory:
+    with scratch() as directory:
         with godwit.Flock(spark, hosts=2, checkpoint=directory) as flock:
             for repeat in range(options.repeats):
                 for way in (way for way in WAYS if way.name in options.ways):

@@ -7,7 +7,6 @@ is what the standing request tells; with none, it is nothing if no host has a st
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from godwit.bench import load
 from godwit.bench.measures import rate_of
 from godwit.bench.migration import sideways
 from godwit.bench.rest import without_support
+from godwit.bench.scratch import scratch
 from godwit.bench.settings import Settings
 from godwit.bench.watch import Watch
 from godwit.bench.workloads import LANES, NAME, computation
@@ -66,7 +66,7 @@ def measure(spark: SparkSession, settings: RestSettings, watch: Watch) -> dict[s
     with ExitStack() as stack:
         if settings.way == "no-support":
             stack.enter_context(without_support(spark))
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="godwit-bench-"))
+        directory = stack.enter_context(scratch())
         flock = stack.enter_context(godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit"))
         return {**asdict(settings), **_figures(spark, flock, settings, f"{directory}/spark", watch)}
 

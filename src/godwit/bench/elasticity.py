@@ -8,7 +8,6 @@ same rows come in every run.
 from __future__ import annotations
 
 import datetime as dt
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import godwit
 from godwit.bench import curves, load
 from godwit.bench.measures import Departures, counted
 from godwit.bench.record import circumstances, run_id
+from godwit.bench.scratch import scratch
 from godwit.bench.session import session
 from godwit.bench.tally import Tally
 from godwit.bench.watch import Watch
@@ -105,7 +105,7 @@ class Followed:
         self.start_s = self._first_s + WARM_UP_S
         self._rows = settings.rate * len(self._levels)
         with (
-            tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
+            scratch() as directory,
             godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock,
         ):
             frame = flock.process(self._thinned(spark.readStream), "key", SlowTally(settings.row_us), name=NAME)

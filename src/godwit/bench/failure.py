@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import godwit
 from godwit.bench import load
 from godwit.bench.measures import Departures, Steady, drift_ms, interruption
 from godwit.bench.migration import SHOWN_BEFORE_S
+from godwit.bench.scratch import scratch
 from godwit.bench.settings import START_S, Settings
 from godwit.bench.timeline import timeline
 from godwit.bench.watch import Watch
@@ -93,7 +93,7 @@ def measure(spark: SparkSession, settings: FailureSettings, watch: Watch) -> dic
     options: dict[str, dict[str, Any]] = {"parallel": {"recovery": "parallel"}, "backup": {"backup": True}}
     how = options.get(settings.way, {})
     with (
-        tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
+        scratch() as directory,
         godwit.Flock(
             spark,
             hosts=settings.hosts,

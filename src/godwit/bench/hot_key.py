@@ -7,7 +7,6 @@ one owner is. The counts of all keys are checked in the end.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pyspark.sql import functions as sf
 import godwit
 from godwit.bench.measures import spread, wrong_keys
 from godwit.bench.record import circumstances, run_id
+from godwit.bench.scratch import scratch
 from godwit.bench.session import session
 from godwit.bench.throughput import ThroughputSettings, committed, rates, timed_batches
 from godwit.bench.watch import Watch
@@ -93,7 +93,7 @@ def _line(spark: SparkSession, asked: HotKey, runs: int, watch: Watch) -> dict[s
 def _run(spark: SparkSession, asked: HotKey, merges: bool, watch: Watch) -> dict[str, Any]:
     size = asked.size
     with (
-        tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
+        scratch() as directory,
         godwit.Flock(spark, hosts=size.hosts, checkpoint=f"{directory}/godwit") as flock,
     ):
         frame = flock.process(_rows(spark, asked), "key", Weighed(asked.row_us, merges), name=NAME)

@@ -7,7 +7,6 @@ to new hosts.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from godwit.bench.measures import Steady, drift_ms, interruption, peak_p99_ms, r
 from godwit.bench.memory import CpuTime, Memory
 from godwit.bench.phases import spans_of
 from godwit.bench.realtime import Feed, RealTime
+from godwit.bench.scratch import scratch
 from godwit.bench.settings import REAL_TIME, RESTART, STANDBY, START_S, Settings
 from godwit.bench.timeline import timeline
 from godwit.bench.watch import Watch
@@ -63,7 +63,7 @@ def capacity(spark: SparkSession, settings: Settings, watch: Watch) -> float:
     options = {"rows_per_second": 0, "rows_per_batch": CAPACITY_BATCH_ROWS, "rows": rows, **shape(settings)}
     outputs = computation(settings).output_count(_workload(options))
     with (
-        tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
+        scratch() as directory,
         godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock,
     ):
         running = load.Running(operator_frame(spark, flock, settings, options), f"{directory}/spark")
@@ -78,7 +78,7 @@ def capacity(spark: SparkSession, settings: Settings, watch: Watch) -> float:
 def measure(spark: SparkSession, settings: Settings, rate: int, watch: Watch) -> dict[str, Any]:
     """All figures of one run, with the settings it had."""
     with (
-        tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
+        scratch() as directory,
         godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock,
     ):
         return _Run(spark, flock, directory, settings, rate, watch).figures()

@@ -6,7 +6,6 @@ The rate over the whole run is kept beside it. Which of the two goes first chang
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from godwit.bench import load
 from godwit.bench.measures import quartile_rate, rate_of, spread
 from godwit.bench.migration import operator_frame, shape, slots
 from godwit.bench.record import circumstances, run_id
+from godwit.bench.scratch import scratch
 from godwit.bench.session import session
 from godwit.bench.settings import Settings
 from godwit.bench.watch import Watch
@@ -84,7 +84,7 @@ def _batches(
     rows = (WARM_UP_BATCHES + batches) * batch_rows
     options = {"rows_per_second": 0, "rows_per_batch": batch_rows, "rows": rows, **shape(settings)}
     with (
-        tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory,
+        scratch() as directory,
         godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit", **given) as flock,
     ):
         running = load.Running(operator_frame(spark, flock, settings, options), f"{directory}/spark")

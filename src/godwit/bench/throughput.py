@@ -6,7 +6,6 @@ Spark's own: planning, work, offset and commit files. With `profile` it is also 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import godwit
 from godwit.bench.measures import wrong_keys
 from godwit.bench.peers.spark_query import OUTPUT, STATE_STORE, Counter
+from godwit.bench.scratch import scratch
 from godwit.bench.stopwatch import Timed, noted, parts_of, routers_timed
 from godwit.bench.tally import Tally
 from godwit.bench.watch import Watch
@@ -62,7 +62,7 @@ class ThroughputSettings:
 
 
 def measure(spark: SparkSession, settings: ThroughputSettings, watch: Watch) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="godwit-bench-") as directory:
+    with scratch() as directory:
         run = _ours if settings.way == "native" else _theirs
         return {**asdict(settings), **run(spark, settings, Path(directory), watch)}
 

@@ -37,7 +37,7 @@ def main() -> int:
     console.print(f"[bold]Godwit demo[/]: average speed of {CARS:,} vehicles, {RATE:,} reports/s for {SECONDS} s")
     spark = session(slots=6)
     try:
-        with tempfile.TemporaryDirectory(prefix="godwit-demo-") as directory:
+        with tempfile.TemporaryDirectory(prefix="godwit-demo-", ignore_cleanup_errors=True) as directory:
             return _run(spark, directory, console)
     finally:
         spark.stop()
