@@ -12,7 +12,6 @@ import cloudpickle
 import pyarrow as pa
 import pyspark.cloudpickle
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
