@@ -225,6 +225,44 @@ def test_an_older_migration_does_not_touch_what_the_next_one_brings(
         assert pair.b.left_over() == pair.a.left_over() == []
 
 
+def test_an_older_generation_of_the_origin_is_not_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fresh(tmp_path, monkeypatch, "older") as pair:
+        older = pair.a.log.generation
+        pair.a.restart()
+        pair.migrate("standby")
+        pair.wait(lambda: len(pair.b.seat.staging) == 1)
+        receiver = next(iter(pair.b.moves._receivers.values()))
+        before = receiver._connection
+        receiver.serve(None, None, older)  # it reads nothing
+        assert receiver._connection is before
+        assert before is not None
+
+
+def test_copies_that_an_heir_has_adopted_are_not_touched_by_their_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]]
+) -> None:
+    """Nothing of the connection that brought them counts any more, and what the heir gives up is gone."""
+    script = [message for message in scripts["standby"] if message[0]["kind"] not in ("rest", "released", "step")]
+    with fresh(tmp_path, monkeypatch, "heir") as pair:
+        pair.a.put(0, *FIRST)
+        pair.migrate("standby")
+        pair.wait(lambda: any(r.following is not None for r in pair.b.moves._receivers.values()))
+        standby = next(iter(pair.b.moves._receivers.values()))
+        pair.a.die()
+        heir = pair.b.moves._receiver("will/sum", "host-0", pair.b.seat, ALL)
+        assert heir.following == 0
+        assert pair.b.totals() == dict(FIRST)
+        for note, data in (*script, *script):
+            standby.tell(note, body(data))
+            assert pair.b.totals() == dict(FIRST), note
+        standby.tell({"kind": "aborted", "step": 0, "units": ALL.to_dict()}, None)
+        standby.drop_copies()
+        assert pair.b.totals() == dict(FIRST)
+        assert heir.following == 0
+        heir.tell({"kind": "aborted", "step": 0}, None)
+        assert pair.b.left_over() == []
+
+
 # -- at the origin ---------------------------------------------------------------------------------------------------
 
 
