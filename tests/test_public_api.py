@@ -23,7 +23,7 @@ FLOCK = [
     ("spark", POSITIONAL, REQUIRED),
     ("hosts", POSITIONAL, 2),
     ("checkpoint", KEYWORD, REQUIRED),
-    ("durability", KEYWORD, "process"),
+    ("durability", KEYWORD, None),
     ("memory_max_bytes", KEYWORD, None),
     ("token", KEYWORD, None),
     ("bind", KEYWORD, "127.0.0.1"),

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import godwit
+from godwit.runtime.leases import Lease, host_directory, read_lease
 from tests.faults.driver import App
 from tests.faults.processes import files_under, listens, processes_of
 from tests.spark.flocks import OPERATOR, Count, Kept, KeyCount, drain, kill_host, start, wait_until
@@ -19,6 +20,11 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 def godwit_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("godwit")]
+
+
+def leases_under(checkpoint: Path) -> list[Lease]:
+    found = [read_lease(directory) for directory in (checkpoint / "hosts").iterdir()]
+    return [lease for lease in found if lease is not None]
 
 
 def test_close_ends_hosts_threads_and_ports_and_removes_spilled_state(
@@ -54,8 +60,8 @@ def test_close_removes_the_lease_of_a_host_that_could_not_say_good_bye(spark: Sp
         (job, _) = flock._jobs
         job.stop()
         kill_host(flock, job.config.host)
-        assert list((tmp_path / "godwit").glob(f"hosts/{job.config.host}/lease.json"))
-    assert not list((tmp_path / "godwit").glob("hosts/*/lease.json"))
+        assert read_lease(host_directory(str(tmp_path / "godwit"), job.config.host)) is not None
+    assert leases_under(tmp_path / "godwit") == []
 
 
 @pytest.mark.long
@@ -80,4 +86,4 @@ def test_an_application_that_is_ended_leaves_nothing(tmp_path: Path, how: str) -
     assert not any(map(listens, hosts))
     assert [path for path in files_under(tmp_path / "temp") if "godwit" in str(path) or "spill" in str(path)] == []
     if how == "SIGINT":
-        assert not list((tmp_path / "godwit").glob("hosts/*/lease.json")), "hosts said good-bye"
+        assert leases_under(tmp_path / "godwit") == [], "hosts said good-bye"

@@ -125,7 +125,7 @@ class StandIn:
         write_lease(directory, Lease(self.generation, f"127.0.0.1:{service.port}", 1))
 
     def leave(self) -> None:
-        drop_lease(host_directory(str(self.sky.checkpoint), self.name))
+        drop_lease(host_directory(str(self.sky.checkpoint), self.name), self.generation)
 
     def close(self) -> None:
         for service in self.services:

@@ -89,5 +89,5 @@ def test_a_lease_on_a_disk_that_is_broken_is_as_if_there_were_none(tmp_path: Pat
     assert read_lease(broken) is None
     assert read_obituary(broken, 1) is None
     assert read_failure(broken) is None
-    drop_lease(broken)
+    drop_lease(broken, 1)
     drop_failure(broken)

@@ -113,6 +113,7 @@ def test_a_description_that_cannot_be_written_is_unusable_and_leaves_no_half(
     with pytest.raises(CheckpointUnusable, match=r"flock\.json.*No space left"):
         replace_json(home.path / "flock.json", {"format": 1})
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    monkeypatch.undo()
     assert opened(tmp_path) == home
 
 

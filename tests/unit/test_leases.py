@@ -51,8 +51,8 @@ def test_a_lease_is_there_until_it_is_dropped(tmp_path: Path) -> None:
     assert read_lease(tmp_path) is None
     write_lease(tmp_path, lease)
     assert read_lease(tmp_path) == lease
-    drop_lease(tmp_path)
-    drop_lease(tmp_path)
+    drop_lease(tmp_path, 3)
+    drop_lease(tmp_path, 3)
     assert read_lease(tmp_path) is None
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_written_names_the_file_and_leaves_the_old_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write_owner(str(tmp_path), "first")
-    monkeypatch.setattr(Path, "write_text", no_room)
+    monkeypatch.setattr(os, "fsync", no_room)
     with pytest.raises(CheckpointUnusable, match=r"owner\.json: No space left on device.*Make room"):
         write_owner(str(tmp_path), "second")
     check_owner(str(tmp_path), "first")
@@ -91,6 +91,6 @@ def test_what_cannot_be_written_names_the_file_and_leaves_the_old_one(
 def test_a_failure_that_cannot_be_written_does_not_hide_the_failure_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Path, "write_text", no_room)
+    monkeypatch.setattr(os, "fsync", no_room)
     write_failure(tmp_path, CORRUPT)
     assert read_failure(tmp_path) is None

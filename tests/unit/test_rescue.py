@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from godwit.errors import CheckpointUnusable
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
-from godwit.runtime import wills
 from godwit.runtime.rescue import Estate, dealt, settle
+from godwit.state import documents
 
 ALL = Units(frozenset(range(6)), frozenset({100, 200}))
 
@@ -73,7 +74,7 @@ def test_what_timers_have_put_out_is_told_by_an_heir_that_has_a_share_of_the_ope
 
 
 def test_heirs_give_up_if_there_is_no_will(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wills.os, "fsync", failing)
+    monkeypatch.setattr(os, "fsync", failing)
     heirs = Heirs()
     with pytest.raises(CheckpointUnusable):
         settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
@@ -82,7 +83,8 @@ def test_heirs_give_up_if_there_is_no_will(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_will_that_is_there_holds_whatever_failed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lost host would not start any more, and were the heirs told to give up, its keys would be nobody's."""
-    monkeypatch.setattr(wills, "sync_directory", failing)
+    (tmp_path.parent / "wills").mkdir(exist_ok=True)
+    monkeypatch.setattr(documents, "sync_directory", failing)
     heirs = Heirs()
     settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
     assert heirs.asked == ["a inherit", "a inheritance", "a inherited"]

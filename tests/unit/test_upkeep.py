@@ -1,14 +1,16 @@
-"""Upkeep beside the work: what it does about failures, those that may pass and those that will not."""
+"""Upkeep beside the work: what it does about failures, whatever they are."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from godwit.errors import CheckpointCorrupt, CheckpointUnusable, GodwitError
+from godwit.errors import Bug, CheckpointCorrupt, CheckpointUnusable, StaleGeneration
 from godwit.runtime import upkeep as upkeep_module
 from godwit.runtime.upkeep import Upkeep
 
@@ -21,7 +23,7 @@ class Log:
     generation = 1
     directory = Path("/nowhere")
 
-    def __init__(self, *failures: GodwitError) -> None:
+    def __init__(self, *failures: Exception) -> None:
         self.upkeep: Upkeep
         self.seen: list[Any] = []
         self.quiet = threading.Event()
@@ -39,7 +41,7 @@ class Log:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep_module, "INTERVAL_S", 0.001)
-    monkeypatch.setattr(upkeep_module, "AGAIN_S", 0.001)
+    monkeypatch.setattr(upkeep_module, "AGAIN_S_MAX", 0.002)
 
 
 def started(log: Log) -> Upkeep:
@@ -58,12 +60,33 @@ def test_a_full_disk_is_told_and_tried_again_until_there_is_room() -> None:
     assert upkeep.failure is None
 
 
-def test_what_will_not_pass_ends_upkeep_and_stays_told() -> None:
-    corrupt = CheckpointCorrupt("damaged")
-    log = Log(corrupt)
-    upkeep = started(log)
-    upkeep._thread.join(WAIT_S)
-    assert not upkeep._thread.is_alive()
-    assert upkeep.failure is corrupt
-    assert log.seen == [None]
-    upkeep.stop()
+@pytest.mark.parametrize(
+    "error",
+    [
+        CheckpointCorrupt("damaged"),
+        StaleGeneration("replaced"),
+        OSError(5, "Input/output error"),
+        MemoryError(),
+        pa.ArrowInvalid("not a batch"),
+        KeyError("kind"),
+        AssertionError("never"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_merge_fails_of_is_told_and_tried_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(*[error] * 5)
+    with caplog.at_level(logging.WARNING, logger="godwit"):
+        upkeep = started(log)
+        assert log.quiet.wait(WAIT_S), "the thread that merges has died"
+        upkeep.stop()
+    shown = log.seen[1:6]
+    assert all(type(failure) is (type(error) if hasattr(error, "todo") else Bug) for failure in shown)
+    assert all(str(error) in str(failure) for failure in shown)
+    assert upkeep.failure is None
+    assert len(caplog.records) == 1, "once, not with every attempt"
+    assert "the log grows" in caplog.text
+
+
+def test_pauses_grow_and_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert [upkeep_module._pause_s(failures) for failures in (0, 1, 2, 3, 6, 2000)] == [1.0, 2.0, 4.0, 8.0, 60.0, 60.0]

@@ -19,6 +19,7 @@ from typing import Final, Literal
 from godwit.errors import StaleGeneration
 from godwit.runtime.leases import host_directory
 from godwit.state.damage import corrupt, unusable
+from godwit.state.documents import GARBLED, make_directory
 from godwit.state.segments import sync_directory
 
 State = Literal["none", "kept", "restored"]
@@ -52,7 +53,7 @@ class Records:
         path = self._directory / f"{number}.json"
         temporary = self._directory / f"{number}.{secrets.token_hex(4)}.tmp"
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
             with temporary.open("w") as file:
                 json.dump(asdict(record), file)
                 file.flush()
@@ -97,7 +98,7 @@ class Records:
             return Record(**json.loads(path.read_text()))
         except OSError as error:
             raise unusable("read", path, error) from error
-        except (ValueError, TypeError) as error:
+        except GARBLED as error:
             raise corrupt(path, f"not a record of a backup ({error})") from error
 
     def _overtaken(self, number: int) -> StaleGeneration:

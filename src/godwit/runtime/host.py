@@ -51,6 +51,7 @@ from godwit.state.changelog import Changelog, Durability, Recovered
 from godwit.state.changes import changes_schema
 from godwit.state.copying import copy_log
 from godwit.state.ledger import with_rows
+from godwit.state.probing import probe
 from godwit.transport import wire
 from godwit.transport.addresses import reachable
 from godwit.transport.flight import GONE, Client, Service
@@ -144,6 +145,7 @@ class Host:
             self.directory, config.durability, segment_bytes_max=config.segment_bytes_max
         )
         self.generation = self.log.generation
+        self._mount = probe(self.directory)  # as this machine sees it
         record = records.next(before, "none", None if before is None else before.peer, self.generation)
         self._keeping = Keeping(config.checkpoint, config.host, self._stop.is_set)
         self._keeping.tidy()
@@ -225,14 +227,15 @@ class Host:
 
     def _release(self) -> None:
         self._seats.close()
-        if not self.log.fenced():
-            drop_lease(self.directory)
+        drop_lease(self.directory, self.generation)
         self.log.close()
         self._controller.close()
 
     def _give_up(self, error: ProcessorTimeout) -> None:
-        write_obituary(self.directory, self.generation, error)
-        os._exit(13)
+        try:
+            write_obituary(self.directory, self.generation, error)
+        finally:
+            os._exit(13)
 
     # -- the exchange ------------------------------------------------------------------------------------------------
 
@@ -344,6 +347,11 @@ class Host:
             "load_s": self.load_s,
             "uptime_s": time.monotonic() - self.started_s,
             "upkeep_error": None if self._upkeep.failure is None else str(self._upkeep.failure),
+            "storage": {
+                "file_system": self._mount.file_system,
+                "network": self._mount.network,
+                "durability": self.log.durability,
+            },
             "backup": backup | {"keeps_for": self._keeping.bytes_by_origin()},
             "instances": instances,
         }

@@ -4,19 +4,23 @@ An owner is the flock that opened the checkpoint last; an application that opene
 nor its routers come back. A lease says which generation of a host serves at which address. An obituary is what a host leaves
 when it ends itself because of something a user must know, and a failure is why the last start of a host came to nothing. They
 may lie on a disk that is broken: what cannot be read there is as if it were not there, and who asks waits as for any lost host.
+Only the owner must be readable: it decides who stops.
+
+A lease is never removed: that could hit the lease of a newer generation which came a moment before. A mark beside it, of one
+generation and no other, says that this generation has ended.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from godwit.errors import GodwitError, StaleGeneration, from_json
+from godwit.errors import CheckpointUnusable, GodwitError, StaleGeneration, from_json
 from godwit.state.damage import unusable
+from godwit.state.documents import GARBLED, replace_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +37,13 @@ def host_directory(checkpoint: str, host: str) -> Path:
 
 def write_owner(checkpoint: str, incarnation: str, closed: bool = False, **who: Any) -> None:
     """`who`: where the flock can be asked whether it lives, and how people know it."""
-    _replace(Path(checkpoint) / "owner.json", json.dumps({"incarnation": incarnation, "closed": closed, **who}))
+    replace_document(Path(checkpoint) / "owner.json", json.dumps({"incarnation": incarnation, "closed": closed, **who}))
 
 
 def check_owner(checkpoint: str, incarnation: str) -> None:
     """Stop whoever belongs to a flock that is no longer the newest on this checkpoint."""
-    try:
-        owner = json.loads((Path(checkpoint) / "owner.json").read_text())
-    except FileNotFoundError:
+    owner = _read_owner(Path(checkpoint) / "owner.json")
+    if owner is None:
         return
     if owner["incarnation"] == incarnation and owner.get("closed"):
         raise StaleGeneration(
@@ -56,60 +59,78 @@ def check_owner(checkpoint: str, incarnation: str) -> None:
         )
 
 
+def _read_owner(path: Path) -> dict[str, Any] | None:
+    try:
+        owner: dict[str, Any] = json.loads(path.read_text())
+        if isinstance(owner["incarnation"], str):
+            return owner
+        flaw = "it names no flock"
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unusable("read", path, error) from error
+    except GARBLED as error:
+        flaw = str(error)
+    raise CheckpointUnusable(
+        f"{path.name} does not say which flock owns the checkpoint: {flaw}",
+        todo="Open a Flock on the checkpoint: that writes the file anew, and nothing else is lost with it",
+        file=str(path),
+    )
+
+
 def write_lease(directory: Path, lease: Lease) -> None:
-    _replace(directory / "lease.json", json.dumps(asdict(lease)))
+    with suppress(OSError):
+        for mark in directory.glob("lease-*.ended"):
+            if mark.name <= _ended(directory, lease.generation).name:
+                mark.unlink(missing_ok=True)
+    replace_document(directory / "lease.json", json.dumps(asdict(lease)))
 
 
 def read_lease(directory: Path) -> Lease | None:
     try:
-        return Lease(**json.loads((directory / "lease.json").read_text()))
-    except OSError:
+        lease = Lease(**json.loads((directory / "lease.json").read_text()))
+        return None if _ended(directory, lease.generation).exists() else lease
+    except (OSError, *GARBLED):
         return None
 
 
-def drop_lease(directory: Path) -> None:
+def drop_lease(directory: Path, generation: int) -> None:
+    """That generation serves no more; a lease of another one stays as it is."""
     with suppress(OSError):
-        (directory / "lease.json").unlink(missing_ok=True)
+        _ended(directory, generation).touch()
+
+
+def _ended(directory: Path, generation: int) -> Path:
+    return directory / f"lease-{generation:020d}.ended"
 
 
 def write_obituary(directory: Path, generation: int, error: GodwitError) -> None:
-    _replace(directory / "obituary.json", json.dumps({"generation": generation, "error": error.to_json()}))
+    replace_document(directory / "obituary.json", json.dumps({"generation": generation, "error": error.to_json()}))
 
 
 def read_obituary(directory: Path, generation: int) -> GodwitError | None:
     """Why that generation ended itself, if it did."""
     try:
         obituary = json.loads((directory / "obituary.json").read_text())
-    except OSError:
+        return from_json(obituary["error"]) if obituary["generation"] == generation else None
+    except (OSError, *GARBLED):
         return None
-    return from_json(obituary["error"]) if obituary["generation"] == generation else None
 
 
 def write_failure(directory: Path, error: GodwitError) -> None:
     """Best effort: what keeps a host from starting may keep it from saying so too."""
     with suppress(GodwitError):
-        _replace(directory / "failure.json", error.to_json())
+        replace_document(directory / "failure.json", error.to_json())
 
 
 def read_failure(directory: Path) -> GodwitError | None:
     """Why the host did not start, unless it has started since."""
     try:
         return from_json((directory / "failure.json").read_text())
-    except OSError:
+    except (OSError, *GARBLED):
         return None
 
 
 def drop_failure(directory: Path) -> None:
     with suppress(OSError):
         (directory / "failure.json").unlink(missing_ok=True)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise unusable("write", path, error) from error

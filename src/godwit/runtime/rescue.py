@@ -17,7 +17,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.units import Unit, Units
 from godwit.runtime import parcels
 from godwit.runtime.backup_restore import restored
-from godwit.runtime.leases import drop_lease
+from godwit.runtime.leases import drop_lease, read_lease
 from godwit.runtime.wills import read_will, write_will
 from godwit.state.recovery import take_over
 from godwit.state.segments import Durability
@@ -98,7 +98,9 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
             for heir in told:
                 _give_up(heir, estate, ask)
             raise
-    drop_lease(estate.directory)
+    lease = read_lease(estate.directory)
+    if lease is not None and lease.generation <= estate.generation:
+        drop_lease(estate.directory, lease.generation)
     return {heir: told[heir] | {"served": _served(heir, estate, shares[heir], ask)} for heir in shares}
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from godwit.model.routing import Routing
 from godwit.runtime.rows import Index
 from godwit.state.damage import corrupt, unusable
+from godwit.state.documents import GARBLED
 
 GroupHint = Sequence[Any]  # [group, host, epoch]; host and epoch are None where the host does not know either
 KeyHint = Sequence[Any]  # [routing hash, host, epoch]
@@ -77,7 +78,7 @@ def _read(path: Path) -> _Kept | None:
         return None
     except OSError as error:
         raise unusable("read", path, error) from error
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+    except (*GARBLED, msgpack.UnpackException) as error:
         raise corrupt(path, f"it is no routing table: {error}") from error
 
 

@@ -1,18 +1,25 @@
-"""Keeps a host's changelog short: merges sealed segments into snapshots, beside the work and never in its way."""
+"""Keeps a host's changelog short: merges sealed segments into snapshots, beside the work and never in its way.
+
+Whatever a merge fails of, it is tried again, after ever longer pauses: somebody may make room, give memory, put back a file. As
+long as it fails the log grows, `status()` says why, and the host goes on serving.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from godwit.errors import CheckpointUnusable, GodwitError
+from godwit.errors import Bug, GodwitError
 from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
 
 INTERVAL_S = 1.0
-AGAIN_S = 30.0  # after a merge that found no room: somebody may make some
+AGAIN_S_MAX = 60.0  # between attempts of a merge that fails again and again
 SEALED_MIN = 2  # merging one segment at a time would rewrite the small deltas more often than it saves
+
+_logger = logging.getLogger(__name__)
 
 
 class Upkeep:
@@ -39,21 +46,33 @@ class Upkeep:
             yield
 
     def _run(self) -> None:
-        pause_s = INTERVAL_S
-        while not self._stop.wait(pause_s):
-            pause_s = INTERVAL_S
+        failures = 0
+        while not self._stop.wait(_pause_s(failures)):
             try:
                 self._merge_sealed()
+            except Exception as error:  # noqa: BLE001 whatever it is, nobody else would hear of it
+                failures += 1
+                self._tell(error, failures)
+            else:
+                failures = 0
                 self.failure = None
-            except CheckpointUnusable as error:
-                self.failure = error
-                pause_s = AGAIN_S
-            except GodwitError as error:
-                self.failure = error  # shown by status(); the log only grows from here on
-                return
+
+    def _tell(self, error: Exception, failures: int) -> None:
+        told = (
+            error if isinstance(error, GodwitError) else Bug(f"merging the log failed: {type(error).__name__}: {error}")
+        )
+        if str(told) != str(self.failure):  # once, not with every attempt
+            _logger.warning(
+                "%s; the log grows until merging it succeeds, next attempt in %g s", told, _pause_s(failures)
+            )
+        self.failure = told
 
     def _merge_sealed(self) -> None:
         with self._merging:
             sealed = self._log.sealed()
             if len(sealed) >= SEALED_MIN:
                 self._compactor.compact(self._log.directory, sealed, self._settled())
+
+
+def _pause_s(failures: int) -> float:
+    return INTERVAL_S if failures == 0 else float(min(INTERVAL_S * 2 ** min(failures, 30), AGAIN_S_MAX))

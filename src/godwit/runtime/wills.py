@@ -7,15 +7,15 @@ everything; from then on the heirs do, and the host is never started again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from godwit.errors import CheckpointCorrupt, StaleGeneration, WorkLost
 from godwit.model.units import Units
-from godwit.state.damage import unusable
-from godwit.state.segments import sync_directory
+from godwit.state.damage import corrupt, unusable
+from godwit.state.documents import GARBLED, make_directory, replace_document
 
 Shares = Mapping[str, Mapping[str, Units]]  # by heir, by operator
 
@@ -24,17 +24,11 @@ def write_will(directory: Path, name: str, shares: Shares, ends: Mapping[int, in
     """Durable when this returns, whatever the durability of the rest. `ends`: how far the log was read, by generation."""
     heirs = {heir: {op: units.to_dict() for op, units in share.items()} for heir, share in shares.items()}
     path = _path(directory)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(exist_ok=True)
-        with temporary.open("w") as file:
-            json.dump({"name": name, "heirs": heirs, "ends": list(ends.items())}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
+        make_directory(path.parent)
     except OSError as error:
-        raise unusable("write", path, error) from error
+        raise unusable("create", path.parent, error) from error
+    replace_document(path, json.dumps({"name": name, "heirs": heirs, "ends": list(ends.items())}))
 
 
 def _path(directory: Path) -> Path:
@@ -42,22 +36,32 @@ def _path(directory: Path) -> Path:
     return directory.parent.parent / "wills" / f"{directory.name}.json"
 
 
+@dataclass(frozen=True, slots=True)
+class _Will:
+    """`ends`: how far the log was read, by generation; None if an earlier version wrote it, which did not tell."""
+
+    name: str
+    heirs: dict[str, dict[str, Units]]
+    ends: dict[int, int] | None
+
+
 def read_will(directory: Path) -> tuple[str, dict[str, dict[str, Units]]] | None:
     found = _read(directory)
-    if found is None:
-        return None
-    shares = found["heirs"].items()
-    return found["name"], {heir: {op: Units.from_dict(units) for op, units in share.items()} for heir, share in shares}
+    return None if found is None else (found.name, found.heirs)
 
 
-def _read(directory: Path) -> dict[str, Any] | None:
+def _read(directory: Path) -> _Will | None:
     try:
         found: dict[str, Any] = json.loads(_path(directory).read_text())
+        shares = found["heirs"].items()
+        heirs = {heir: {op: Units.from_dict(units) for op, units in share.items()} for heir, share in shares}
+        return _Will(found["name"], heirs, dict(found["ends"]) if "ends" in found else None)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unusable("read", _path(directory), error) from error
-    return found
+    except GARBLED as error:
+        raise corrupt(_path(directory), f"it does not say who owns what {directory.name} had ({error})") from error
 
 
 def check_inherited(directory: Path, answered: Mapping[int, int]) -> None:
@@ -66,9 +70,9 @@ def check_inherited(directory: Path, answered: Mapping[int, int]) -> None:
     A host that has left in another way has no will: what it had was handed over by itself.
     """
     found = _read(directory) if answered else None
-    if found is None or "ends" not in found:  # written by an earlier version: it does not tell
+    if found is None or found.ends is None:
         return
-    ends: dict[int, int] = dict(found["ends"])
+    ends = found.ends
     if any(lsn >= ends.get(generation, 0) for generation, lsn in answered.items()):
         raise WorkLost(
             "the host was lost with work that it had answered, which its heirs have not got, so this attempt must be repeated",

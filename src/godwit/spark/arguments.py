@@ -24,11 +24,11 @@ def key_names(keys: Any) -> tuple[str, ...]:
 
 
 def check_arguments(
-    hosts: Any, durability: str, groups: Any, on_gap: str, token: Any, recovery: str, backup: Any
+    hosts: Any, durability: str | None, groups: Any, on_gap: str, token: Any, recovery: str, backup: Any
 ) -> None:
     for name, value, good, allowed in (
         ("hosts", hosts, isinstance(hosts, int) and hosts >= 1, "a number from 1 up"),
-        ("durability", durability, durability in ("process", "disk"), "'process' or 'disk'"),
+        ("durability", durability, durability in (None, "process", "disk"), "'process' or 'disk'"),
         ("groups", groups, isinstance(groups, int) and groups >= 1, "a number from 1 up"),
         ("recovery", recovery, recovery in ("storage", "parallel"), "'storage' or 'parallel'"),
         ("backup", backup, isinstance(backup, bool), "True or False"),

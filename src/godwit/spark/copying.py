@@ -7,7 +7,6 @@ ahead of what Spark has planned, and what Spark has committed is in the hosts' l
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from urllib.parse import urlparse
 from godwit.errors import CheckpointUnusable, DefinitionError, HostUnavailable
 from godwit.spark.admission import Binding
 from godwit.spark.history import now_text
-from godwit.spark.home import Home, checked_path, new_name, replace_json
+from godwit.spark.home import Home, checked_path, new_name, read_document, replace_json
 from godwit.spark.hosting import Hosts
 from godwit.state.damage import unusable
 
@@ -106,12 +105,12 @@ def restore(copy: Any, checkpoint: Path) -> None:
 
 def _rename(described: Path) -> None:
     """It is another flock: both may be there at once, and what is done to the jobs of one must not hit the other."""
-    replace_json(described, json.loads(described.read_text()) | {"flock": new_name()})
+    replace_json(described, read_document(described) | {"flock": new_name()})
 
 
 def _rebind(kept: Path, copy: Path) -> None:
     """Until the query has started again, what is committed is what Spark's copied checkpoint says, not the first one now."""
-    told = json.loads(kept.read_text())
+    told = read_document(kept)
     if told.get("binding"):
         told["binding"]["checkpoint"] = str(copy / SPARK / told["binding"]["query"])
         replace_json(kept, told)

@@ -49,6 +49,7 @@ from godwit.spark.rescuing import Recovery, Rescuer
 from godwit.spark.slots import Slots, taken_slots
 from godwit.spark.state_view import state_frame
 from godwit.spark.status import flock_status
+from godwit.spark.storage import chosen
 from godwit.state.changelog import Durability
 from godwit.transport.addresses import ALL
 
@@ -71,7 +72,8 @@ class Flock:
     hosts: how many; each takes one task slot of the application for as long as the flock lives. A checkpoint that has another
         number is opened with the hosts it has, and scaled.
     checkpoint: a directory that the driver and all executors see; opening it again goes on where it was.
-    durability: "process" survives killed processes, "disk" also a power cut.
+    durability: "process" survives killed processes, "disk" also a power cut. Unless given, "process" where hosts listen on
+        loopback and the checkpoint is on a local file system, else "disk".
     memory_max_bytes: of state per host and operator, beyond which cold state goes to local disk.
     token: what routers and hosts prove themselves with; random unless given.
     bind: the address hosts and driver listen on: loopback, or "0.0.0.0" where the executors are on other machines.
@@ -99,7 +101,7 @@ class Flock:
         hosts: int = 2,
         *,
         checkpoint: str | os.PathLike[str],
-        durability: Durability = "process",
+        durability: Durability | None = None,
         memory_max_bytes: int | None = None,
         token: str | None = None,
         bind: str = "127.0.0.1",
@@ -123,12 +125,14 @@ class Flock:
         taken = taken_slots(spark.sparkContext, str(path))
         check_slots(spark, hosts, taken)
         self._spark = spark
-        self._settings = Settings(
-            token or secrets.token_urlsafe(24), bind, durability, memory_max_bytes, segment_bytes_max, backup
-        )
         if start_from is not None:
             restore(start_from, path)
         self._home = Home.open(checkpoint, hosts, groups)
+        self._storage = chosen(durability, bind, self._home.path, on_disks)
+        durable = self._storage.durability
+        self._settings = Settings(
+            token or secrets.token_urlsafe(24), bind, durable, memory_max_bytes, segment_bytes_max, backup
+        )
         check_slots(spark, len(self._home.roster()), taken)
         self._incarnation = secrets.token_hex(4)
         self._closing = threading.Lock()
@@ -386,7 +390,7 @@ class Flock:
         """Hosts with generation, address and restarts; per operator and host the keys, bytes, rows, rates and lag."""
         self._check_open()
         told = flock_status(self._home, self._owners, self._controller, self._hosts.jobs(), self._settings.token)
-        return told | {"quarantined": self._rescuer.quarantined()}
+        return told | {"quarantined": self._rescuer.quarantined(), "storage": self._storage.status()}
 
     def checkpoint(self, to: str | os.PathLike[str]) -> dict[str, Any]:
         """Copy the flock, and Spark's checkpoints of its queries, into a new directory while the queries run.

@@ -51,7 +51,7 @@ class History:
         """All lines, oldest first, or those that concern an operator. Half a line of a crash is left out."""
         with self._lock:
             try:
-                text = self._path.read_text()
+                text = self._path.read_text(errors="replace")
             except FileNotFoundError:
                 return []
             except OSError as error:

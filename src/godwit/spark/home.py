@@ -30,6 +30,8 @@ from godwit.model.routing import Routing
 from godwit.runtime.spec import OperatorSpec
 from godwit.spark.admission import Binding
 from godwit.state.damage import unusable
+from godwit.state.documents import GARBLED, make_directory, replace_document
+from godwit.state.probing import probe
 
 FORMAT = 1
 ROSTER = "roster.json"
@@ -69,6 +71,7 @@ class Home:
     def open(cls, checkpoint: str | os.PathLike[str], hosts: int, groups: int) -> Home:
         path = checked_path(checkpoint)
         _check_writable(path)
+        probe(path)
         found = _read_json(path / "flock.json")
         if found is None:
             _check_empty(path)
@@ -128,7 +131,7 @@ class Home:
         try:
             binding = found.get("binding")
             return OperatorSpec.from_dict(found["spec"]), Binding(**binding) if binding else None
-        except (KeyError, TypeError, ValueError) as error:
+        except GARBLED as error:
             raise _damaged(self._operator_path(name), error) from error
 
     def keep(self, spec: OperatorSpec, binding: Binding | None, initialised: bool = False) -> None:
@@ -154,7 +157,7 @@ def read_roster(checkpoint: str | os.PathLike[str]) -> tuple[str, ...]:
         return ()
     try:
         return tuple(found["hosts"])
-    except (KeyError, TypeError) as error:
+    except GARBLED as error:
         raise _damaged(path, error) from error
 
 
@@ -170,7 +173,7 @@ def _described(path: Path, found: dict[str, Any]) -> Home:
                 todo="Use the godwit version that wrote it, or a newer one",
             )
         return Home(path, found["flock"], Routing.from_dict(found["routing"]))
-    except (KeyError, TypeError) as error:
+    except GARBLED as error:
         raise _damaged(path / "flock.json", error) from error
 
 
@@ -206,10 +209,18 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise unusable("read", path, error) from error
-    except ValueError as error:
+    except GARBLED as error:
         raise _damaged(path, error) from error
     if not isinstance(content, dict):
         raise _damaged(path, ValueError(f"{content!r:.80} is no description"))
+    return content
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """One that must be there."""
+    content = _read_json(path)
+    if content is None:
+        raise _damaged(path, ValueError("the file is missing"))
     return content
 
 
@@ -219,14 +230,8 @@ def _damaged(path: Path, error: Exception) -> CheckpointCorrupt:
 
 
 def replace_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(exist_ok=True)
-        with temporary.open("w") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        make_directory(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise unusable("write", path, error) from error
+        raise unusable("create", path.parent, error) from error
+    replace_document(path, json.dumps(content))

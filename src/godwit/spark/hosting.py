@@ -188,7 +188,7 @@ class HostJob:
         if lease is None or lease.incarnation != self.config.incarnation:
             return
         if generation is None or lease.generation <= generation:
-            drop_lease(directory)
+            drop_lease(directory, lease.generation)
 
 
 class Hosts:

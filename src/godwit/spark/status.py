@@ -50,7 +50,7 @@ def _ask(controller: Controller, name: str, token: str) -> dict[str, Any]:
         return {"state": "down", "generation": registered.generation, "error": str(failure or error)}
     finally:
         client.close()
-    kept = ("generation", "pid", "load_s", "uptime_s", "upkeep_error", "backup", "instances")
+    kept = ("generation", "pid", "load_s", "uptime_s", "upkeep_error", "backup", "storage", "instances")
     return {"state": "serving", "address": registered.address, **{field: report[field] for field in kept}}
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from godwit.errors import CheckpointCorrupt, GodwitError
 from godwit.state.damage import corrupt, unusable
+from godwit.state.documents import make_directory
 from godwit.state.fencing import Fence, check_newest, claim
 from godwit.state.frames import BLOCK_BYTES, Frame, FrameReader, Part
 from godwit.state.manifest import Manifest, Stored, newest_manifest, read_manifest, sweep, write_manifest
@@ -158,7 +159,7 @@ def looked_into(directory: Path) -> Recovered | None:
 def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recovered]:
     """Fence whoever wrote here before and fix what of it counts."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
     except OSError as error:
         raise unusable("create", directory, error) from error
     generation = claim(directory)

@@ -142,7 +142,7 @@ class Compactor:
         try:
             yield writer
             writer.sync()
-        except GodwitError:
+        except Exception:
             with suppress(OSError):
                 writer.path.unlink(missing_ok=True)  # a full disk should not stay full because of it
             raise

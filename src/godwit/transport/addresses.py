@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Final
 
 ALL: Final = ("0.0.0.0", "::", "[::]")
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only processes of this machine can reach it."""
+    try:
+        return ipaddress.ip_address(bind.strip("[]")).is_loopback
+    except ValueError:
+        return bind == "localhost"
 
 
 def reachable(bind: str, towards: str) -> str:
