@@ -18,6 +18,8 @@ from godwit.errors import StaleGeneration
 from godwit.state.changelog import Changelog
 from godwit.state.mounts import mount_of
 from godwit.state.probing import probe
+from tests.integration.nest import Nest, rows
+from tests.integration.test_stopped_hosts import continued, stopped
 from tests.unit.test_fencing import answered, opened
 
 CACHES = "negative_timeout=600,entry_timeout=600,attr_timeout=600"
@@ -60,6 +62,24 @@ def test_a_paused_host_answers_nothing_though_its_kernel_says_there_is_no_newer_
     answered(successor, 3)
     paused.close()
     successor.close()
+
+
+def test_a_real_host_that_was_stopped_ends_itself_when_it_is_continued(machines: tuple[Path, Path]) -> None:
+    here, there = machines
+    nest = Nest(here / "godwit", hosts=2).start_all()
+    try:
+        assert len(list(nest.run(0, "0", [rows(range(500))]))) == 500
+        client = nest.client("host-0")
+        assert client.call("status")["storage"] == {"file_system": "fuse", "network": True, "durability": "disk"}
+        client.close()
+        process = stopped(nest, "host-0")
+        successor, seen = Changelog.open(there / "godwit" / "hosts" / "host-0")
+        assert len(list(seen.parts())) > 0
+        continued(process)
+        assert not successor.fenced()
+        successor.close()
+    finally:
+        nest.close()
 
 
 def test_takeovers_go_to_and_fro(machines: tuple[Path, Path]) -> None:
