@@ -51,6 +51,7 @@ def windows(
             whole = list(filled)
             if whole:
                 ordered = _by_content(joined(whole), route.event_time)
+                whole.clear()  # from here on the partition is in memory once
                 yield from _by_position(_slices(ordered, block_rows or CHUNK_ROWS_MAX), lane)
         case "columns":
             last: dict[int, int] = {}

@@ -74,7 +74,7 @@ class Flock:
     checkpoint: a directory that the driver and all executors see; opening it again goes on where it was.
     durability: "process" survives killed processes, "disk" also a power cut. Unless given, "process" where hosts listen on
         loopback and the checkpoint is on a local file system, else "disk".
-    memory_max_bytes: of state per host and operator, beyond which cold state goes to local disk.
+    memory_max_bytes: of state and of what a batch in progress needs, per host and operator; the rest goes to local disk.
     token: what routers and hosts prove themselves with; random unless given.
     bind: the address hosts and driver listen on: loopback, or "0.0.0.0" where the executors are on other machines.
     groups: into how many parts the keys are divided; hosts own whole groups. Fixed when the checkpoint is made.
