@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 HOSTS = {"origin": "host-0", "target": "host-1"}
 KEYS = 120
 MOVING = 16
-TRIES = 4  # rows come when they come: a step that depends on them may be passed by
+TRIES = 12
+BY_CHANCE = ("ledger", "replay", "changes")  # messages that depend on which rows have come: not every run has them
 FAULTS = ("kill", "kill_peer", "cut")
 
 Point = tuple[str, str, str]  # side, step, before or after
@@ -67,6 +68,9 @@ class Sweep:
         self.nest = nest
         self.protocol = protocol
         self.struck: list[Strike] = []  # where a strike came down
+        self.missed: list[
+            Strike
+        ] = []  # steps that were passed in one run and, for want of rows, in none of the next ones
         self._flow = Flow(nest, KEYS, 500)
         self._moving = groups_of(nest, "host-0")[:MOVING]
         self._others = cycle(sorted(set(PROTOCOLS) - {protocol, "standby"}))
@@ -76,6 +80,7 @@ class Sweep:
 
     def run(self, *strikes: Strike) -> list[dict[str, Any]]:
         """One hand-over and what befalls it; gives its trace. Runs again if it did not come to the last strike."""
+        name = ""
         for _ in range(TRIES):
             name = self._begin(strikes)
             landed = self._landed(name, strikes)
@@ -85,7 +90,9 @@ class Sweep:
             if landed:
                 self.struck += strikes[-1:]
                 return self._trace(name)
-        raise AssertionError(f"{self.protocol}: never came to {strikes[-1]}")
+        assert strikes[-1].point[1].endswith(BY_CHANCE), f"{self.protocol}: never came to {strikes[-1]}"
+        self.missed.append(strikes[-1])
+        return self._trace(name)
 
     def _begin(self, strikes: tuple[Strike, ...]) -> str:
         self._count += 1
