@@ -116,7 +116,7 @@ class LedgerModel(RuleBasedStateMachine):
         told = [(TIMER_ROW + at, at, f"timer {len(self.fired[lane])}") for at in times]
         none = np.empty(0, np.int64)
         for ledger in (self.plain, self.small):
-            ledger.record(lane, Entry(none, none, batch_of(told)))
+            ledger.record(lane, Entry(none, none, batch_of(told), f"host/{len(self.fired[lane])}"))
         self.fired[lane] += told
 
     @rule(lane=lanes, rows=row_sets)
@@ -163,6 +163,8 @@ class LedgerModel(RuleBasedStateMachine):
         for lane in LANES:
             found = self.both(lambda ledger, lane=lane: [shown([b]) for b in ledger.timer_outputs(lane)])
             assert [told for each in found for told in each] == self.fired[lane]
+            firings = self.both(lambda ledger, lane=lane: ledger.firings(lane))
+            assert [count for _, count in firings] == [len(each) for each in found]
         told = self.both(lambda ledger: as_lanes(ledger.timers()))
         assert {lane: outputs for lane, (_, outputs) in told.items()} == {
             lane: sorted(fired) for lane, fired in self.fired.items() if fired
