@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
-from godwit.errors import DefinitionError, GodwitError, HostUnavailable
+from godwit.errors import DefinitionError, GodwitError, HostUnavailable, StaleGeneration
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.controller import Controller, operator_json
@@ -109,7 +109,7 @@ class Definer:
         self._controller.add(operator, routing)
         try:
             for host in self._controller.hosts():
-                with suppress(HostUnavailable):  # whoever follows it takes its definitions from the controller
+                with suppress(HostUnavailable, StaleGeneration):  # its successor takes definitions from the controller
                     self._hosts.ask_now(host, "define", operator=operator_json(operator, routing))
         except GodwitError:
             self._controller.remove(operator.spec.name)
