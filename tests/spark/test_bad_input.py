@@ -364,7 +364,7 @@ def test_a_flock_with_wrong_arguments(changed: dict[str, Any], said: str, spark:
 
 
 def test_more_hosts_than_there_are_slots(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(NotEnoughSlots, match=r"20 hosts need 21 task slots .* Spark has 6, .* takes 1\. Use local\[23\]"):
+    with pytest.raises(NotEnoughSlots, match=r"20 hosts need 21 task slots .* Spark has 6.*\. Use local\[2[23]\]"):
         godwit.Flock(spark, hosts=20, checkpoint=tmp_path / "ck")
     assert not (tmp_path / "ck").exists()
 
