@@ -13,6 +13,7 @@ from godwit.errors import BadInput, Bug, Fenced, GodwitError, Retryable
 
 # Users match on codes and alert on them: a published code is neither changed nor given to another error.
 PUBLISHED = {
+    "GODWIT-BATCH-INCOMPLETE": "BatchIncomplete",
     "GODWIT-CHECKPOINT-CORRUPT": "CheckpointCorrupt",
     "GODWIT-CHECKPOINT-IN-USE": "CheckpointInUse",
     "GODWIT-CHECKPOINT-MISMATCH": "CheckpointMismatch",

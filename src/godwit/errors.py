@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 __all__ = [
     "BadInput",
+    "BatchIncomplete",
     "Bug",
     "CheckpointCorrupt",
     "CheckpointInUse",
@@ -137,6 +138,10 @@ class NullKey(BadInput):
 
 class NotReplayable(BadInput):
     code = "GODWIT-NOT-REPLAYABLE"
+
+
+class BatchIncomplete(BadInput):
+    code = "GODWIT-BATCH-INCOMPLETE"
 
 
 class NotDeterministic(BadInput):

@@ -58,6 +58,7 @@ class Query:
         self.batch += 1
         request = BatchRef("q", "r", self.batch)
         opened = self.instance.open(request, "0", 1_000 + self.batch, lambda *_: None)
+        count = len(block)
         newest = block.column("at").cast(pa.int64()).drop_null().to_numpy().max(initial=0) // 1_000
         if self.instance.merge:
             merging = Merging(self.instance.merge, INPUT, ["key"], "at", opened.begun["late_us"])
@@ -65,7 +66,7 @@ class Query:
         self.rows += len(block)
         numbers, hashes = (block.column(name).to_numpy() for name in (ROW, HASH))
         applied = self.instance.apply(request, "0", Chunk(block.select(INPUT.names), numbers, hashes))
-        self.instance.finish(request, "0", len(block), int(newest) or None)
+        self.instance.finish(request, "0", count, int(newest) or None)
         return [*outputs(opened), *outputs(applied)]
 
 

@@ -165,6 +165,7 @@ def test_many_timers_that_are_due_may_take_longer_than_the_timeout(flavour: Any,
     instance = instance_of(made(flavour, timers=True), watch, time_mode="processingTime")
     instance.open(REQUEST, "0", 1_000, welcome)
     instance.apply(REQUEST, "0", chunk(range(CALLS // 2)))
+    instance.finish(REQUEST, "0", CALLS // 2, None)
     fired = instance.open(BatchRef("q", "r", 1), "0", 2_000, welcome)
     assert sum(map(len, fired.outputs)) == CALLS, "two timers a key"
 
@@ -174,6 +175,7 @@ def test_one_long_timer_is_interrupted_and_named(flavour: Any, watch: Watch) -> 
     instance = instance_of(made(flavour, timers=True, hangs=HANGS), watch, time_mode="processingTime")
     instance.open(REQUEST, "0", 1_000, welcome)
     instance.apply(REQUEST, "0", chunk(range(CALLS // 2)))
+    instance.finish(REQUEST, "0", CALLS // 2, None)
     with pytest.raises(ProcessorTimeout, match=rf"key=\({HANGS},\)"):
         instance.open(BatchRef("q", "r", 1), "0", 2_000, welcome)
 

@@ -36,12 +36,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an instance has come. `batch` is -1 and `query` is None before the first batch."""
+    """How far an instance has come. `batch` is -1 and `query` is None before the first batch.
+
+    `attempt` counts how often the batch in progress was begun anew here, by a later run of the query.
+    """
 
     query: str | None = None
     run: str | None = None
     batch: int = -1
     fenced: tuple[str, ...] = ()
+    attempt: int = 0
 
     def judge(self, request: BatchRef) -> Verdict:
         if self.query is not None and request.query != self.query:
@@ -62,11 +66,24 @@ class Progress:
         return replace(self, query=request.query, run=request.run, fenced=fenced[-FENCED_RUNS_MAX:])
 
     def advance(self, batch: int) -> Progress:
-        return replace(self, batch=batch)
+        return replace(self, batch=batch, attempt=0)
+
+    def again(self) -> Progress:
+        """The batch in progress is begun anew: what was applied of it is reverted."""
+        return replace(self, attempt=self.attempt + 1)
+
+    def same_attempt(self, other: Progress) -> bool:
+        """Whether another instance is in the same batch of the same run, so that what it has applied counts here too."""
+        return self.batch == other.batch and self.run == other.run
+
+    def behind(self, other: Progress) -> bool:
+        """Whether another instance has begun this batch anew, in a later run, and this one has not."""
+        return self.batch == other.batch and self.run in other.fenced
 
     def to_dict(self) -> dict[str, Any]:
-        return {"query": self.query, "run": self.run, "batch": self.batch, "fenced": list(self.fenced)}
+        told = {"query": self.query, "run": self.run, "batch": self.batch, "fenced": list(self.fenced)}
+        return told | {"attempt": self.attempt}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Progress:
-        return cls(data["query"], data["run"], data["batch"], tuple(data["fenced"]))
+        return cls(data["query"], data["run"], data["batch"], tuple(data["fenced"]), data.get("attempt", 0))

@@ -39,6 +39,7 @@ class Copies:
     def __init__(self, port: Port, seat: Seat, migration: str, origin: str) -> None:
         self.standing: dict[int, int] = {}  # of a standby: the origin's batch when the step was last heard of
         self.written: tuple[int, int] | None = None  # and how far its log had been written: generation and lsn
+        self.copied_in = -1  # the origin's batch when the last of the copies was whole
         self._port = port
         self._seat = seat
         self._id = migration
@@ -95,6 +96,7 @@ class Copies:
     def stands(self, step: int, batch: int) -> None:
         """All of it has been copied, in this batch of the origin's."""
         self.standing.setdefault(step, batch)
+        self.copied_in = max(batch, self.copied_in)
 
     def committed(self, note: dict[str, Any], body: Any) -> None:
         """What keys held before the batch in progress."""
@@ -109,7 +111,7 @@ class Copies:
         instance, lane = self._seat.instance, note["entry"]["lane"]
         entry = Entry.from_part(note["entry"], memoryview(body), instance.spec.output_schema)
         with self._in_its_batch(note) as same:
-            if not same:
+            if not same or not instance.progress.same_attempt(Progress.from_dict(note["progress"])):
                 return
             if not len(entry.rows):
                 name = self._name(note["step"])
@@ -164,7 +166,7 @@ class Copies:
         with self._seat.changed:
             parts = self._keep_up(progress)
             instance.state.replay(batch)
-            settled = progress.batch < instance.progress.batch
+            settled = progress.batch < instance.progress.batch or note.get("settled", False)
             if settled:
                 instance.state.settle_keys(keys)
             info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": settled}
@@ -204,25 +206,29 @@ class Copies:
         Does not wait for hand-overs to be decided, as the first row of a batch does: that they are may come later on this very
         connection. Timers are not fired by it, so none is missed.
         """
-        instance = self._seat.instance
-        return [instance.mark_part()] if instance.keep_up(progress, self._port.clock_ms()) else []
+        return self._seat.instance.keep_up(progress, self._port.clock_ms())
 
     def rest(self, note: dict[str, Any]) -> bool:
         """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
 
         That is so if this instance has fired those of the batch already, and the origin has not: it has not come to firing
-        them, or not even to the batch. Of a lost origin it fits all the same: routers come again before they send rows.
+        them, or not even to the batch, or to the batch as a later run of the query has begun it anew. Of a lost origin it fits
+        all the same: routers come again before they send rows. Nor does it fit if both are in runs of which the other does not
+        know: then nobody can tell which of them has to be reverted.
         """
         instance, mark = self._seat.instance, note["mark"]
         progress = Progress.from_dict(mark["progress"])
         self._rests[note["step"]] = note
         with self._seat.changed:
             self._log(self._keep_up(progress))
+            same = instance.progress.same_attempt(progress)
+            if progress.batch == instance.progress.batch and not same and not progress.behind(instance.progress):
+                return False
             if instance.spec.time_mode == "none" or note["released"] or note.get("lost"):
                 return True
-            if "unfired" in mark and Units.from_dict(mark["unfired"]):
+            if same and "unfired" in mark and Units.from_dict(mark["unfired"]):
                 return False  # the origin has them from a lost host, and fires them when the next router comes
-            return not instance.fired or (mark["fired"] and progress.batch == instance.progress.batch)
+            return not instance.fired or (mark["fired"] and same)
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
@@ -235,14 +241,19 @@ class Copies:
         """All of it is here: durable when this returns, not served."""
         instance, rest = self._seat.instance, self._rests[step]
         with self._seat.changed:
-            same_batch = rest["mark"]["progress"]["batch"] == instance.progress.batch
-            instance.merge_watermark(rest["mark"]["watermark"], same_batch)
-            instance.inherit_timers(units, rest["mark"], same_batch, bool(rest.get("lost")))
+            mark, progress = rest["mark"], Progress.from_dict(rest["mark"]["progress"])
+            same_batch = progress.batch == instance.progress.batch
+            anew = same_batch and not instance.progress.same_attempt(progress)  # here, and not there yet
+            parts = instance.revert_units(units) if anew else []
+            if anew:
+                mark = mark | {"fired": False, "fired_elsewhere": [], "watermark": mark["watermark"] | {"reported": {}}}
+            instance.merge_watermark(mark["watermark"], same_batch)
+            instance.inherit_timers(units, mark, same_batch, bool(rest.get("lost")))
             apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
             incoming = Incoming(units, self._origin, parcels.epochs_of(rest["epochs"]), apart)
             self._ownership.prepare(self._name(step), incoming)
             instance.staged |= units
-            self._log([instance.mark_part(), instance.own_part()])
+            self._log([*parts, instance.mark_part(), instance.own_part()])
             lsn = self._seat.lsn
             self._seat.changed.notify_all()
         self._port.log.sync(lsn)
@@ -322,7 +333,7 @@ class Copies:
         for key in unwanted:
             del copied[key]
         self.standing, self._units, self._keys = {0: batch}, {0: units}, {0: copied}
-        self.written = other.written
+        self.written, self.copied_in = other.written, other.copied_in
         other._keys, other._units, other.standing = {}, {}, {}
         other._drop_keys(unwanted)
         other._unstage(staged)

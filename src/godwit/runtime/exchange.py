@@ -94,9 +94,9 @@ class Exchange:
                 began_s = time.monotonic()
                 seat.changed.wait_for(ready)
                 seat.stalled((time.monotonic() - began_s) * 1000, 1)  # how many rows wait behind it is not known here
-            before = (instance.progress.batch, instance.fires)
+            before = (instance.progress.batch, instance.progress.attempt, instance.fires)
             work = self._do(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
-            if (instance.progress.batch, instance.fires) != before:
+            if (instance.progress.batch, instance.progress.attempt, instance.fires) != before:
                 for tell in seat.told:
                     tell(BatchBegan())
         self._log.flush(work.lsn)
@@ -167,6 +167,12 @@ class Exchange:
             if work.parts:
                 seat.lsn = self._log.append(work.parts)
             work.lsn = seat.lsn
+        except BaseException:
+            if seat.instance.unlogged:  # a batch that was reverted, or spoiled, is so though the request has failed
+                unlogged, seat.instance.unlogged = seat.instance.unlogged, []
+                seat.lsn = self._log.append(unlogged)
+                self._log.flush(seat.lsn)
+            raise
         finally:
             ended = time.perf_counter()
             seat.gauges.ends(ended, counters.rows - rows_before)

@@ -98,11 +98,17 @@ class Following:
     def _changes(self, batch: int, changes: Changes) -> None:
         if not len(changes):
             return
-        instance = self._instance
-        part = parcels.only(changes.to_batch(instance.key_codec), instance.key_codec, self._copied)
+        self._tell(changes.to_batch(self._instance.key_codec), settled=False)
+
+    def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
+        for batch in changes:
+            self._tell(batch, settled=True)
+
+    def _tell(self, changes: pa.RecordBatch, settled: bool) -> None:
+        part = parcels.only(changes, self._instance.key_codec, self._copied)
         if len(part):
             self.rows += len(part)
-            fields = {"step": self._step, "progress": instance.progress.to_dict()}
+            fields = {"step": self._step, "progress": self._instance.progress.to_dict(), "settled": settled}
             self._line.put(Out("changes", (b.serialize() for b in (part,)), fields, len(part)))
 
 
@@ -127,3 +133,9 @@ class Noting:
 
     def changed(self, batch: int, changes: Changes) -> None:
         return
+
+    def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
+        """Some that the batch had removed are back."""
+        hashes = np.array([self._codec.route_hash(key) for key in keys], np.int64)
+        chosen = np.flatnonzero(self._select(hashes)).tolist()
+        self._note([keys[i] for i in chosen], hashes[chosen].tolist())

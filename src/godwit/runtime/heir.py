@@ -207,7 +207,7 @@ class Heir:
         heard = {operator: receiver.following for operator, receiver in self._receivers.items()}
         ends = left.ends()
         known = all(_survived(receiver.written, ends) for receiver in self._receivers.values())
-        if known and all(batch is not None for batch in heard.values()):
+        if known and all(batch is not None and self._whole(operator) for operator, batch in heard.items()):
             tail = left.tail({operator: batch for operator, batch in heard.items() if batch is not None})
             if tail is not None:
                 self._by_copies = True
@@ -219,6 +219,10 @@ class Heir:
             self._receivers[operator].drop_adopted()
             self._tell(legacy, legacy.begin())
         return left.parts()
+
+    def _whole(self, operator: str) -> bool:
+        """Whether copies can be brought back to where the lost host's batch began, if a later run begins it anew."""
+        return self._receivers[operator].copied_before(self._legacies[operator].progress.batch)
 
     def _tell(self, legacy: Legacy, notes: Any) -> None:
         for note, body in notes:

@@ -306,7 +306,8 @@ class Host:
                 continue
             with seat.lock:
                 if seat.instance.progress.query is None:
-                    seat.instance.recover_mark({**mark, "fired": True, "unfired": Units().to_dict(), "joined": True})
+                    told = {"fired": True, "unfired": Units().to_dict(), "joined": True, "spoiled": ""}
+                    seat.instance.recover_mark(mark | told)
                     seat.lsn = self.log.append([seat.instance.mark_part()])
             self.log.flush(seat.lsn)
         return {}

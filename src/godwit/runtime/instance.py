@@ -48,13 +48,12 @@ class Instance(Remembered):
         rows cannot be told from others of its kind, so it carries nothing; if no other opens, timers wait for the next batch.
         """
         verdict = self.progress.judge(request)
-        unknown = verdict is Verdict.UNKNOWN_RUN
-        if unknown:
+        if unknown := verdict is Verdict.UNKNOWN_RUN:
             self._admit(request, admit)
             verdict = self.progress.judge(request)
         self._refuse(verdict, request, lane)
-        begins = verdict is not Verdict.SAME
-        if begins:
+        if begins := verdict is not Verdict.SAME:
+            self.check_complete(request)
             self._next_batch(request, now_ms)
         fires = carries and self.fires
         work = self._fire(lane) if fires else Work()
@@ -62,6 +61,7 @@ class Instance(Remembered):
         # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
         if begins or unknown or fires:
             work.parts.insert(0, self.mark_part())
+        work.parts[:0], self.unlogged = self.unlogged, []
         # What is behind the watermark may be late, or may not be for this processor: that is told of each row by itself.
         by_event = self._late_us(self.times) is not None
         work.begun = {"merge": self.merge, "late_us": self.times.late_ms * 1000 if by_event else None}
@@ -69,7 +69,15 @@ class Instance(Remembered):
         return work
 
     def _admit(self, request: BatchRef, admit: Admit) -> None:
-        admit(request, self.progress.batch, self.progress.query is None)
+        """Take up a run. If it replays the batch in progress, what was applied of that is reverted, as Spark does.
+
+        So it does not matter how the batch is cut this time, nor what is in it.
+        """
+        why = self.incomplete if request.batch > self.progress.batch and not self.spec.ephemeral else ""
+        try:
+            admit(request, self.progress.batch - bool(why), self.progress.query is None)
+        except CheckpointMismatch as error:
+            raise error if not why else self._lost_batch(why, error) from None
         if request.batch < self.progress.batch:
             raise CheckpointMismatch(
                 f"Spark starts again at batch {request.batch}, but this state already holds batch {self.progress.batch}: "
@@ -78,6 +86,15 @@ class Instance(Remembered):
                 operator=self.spec.name,
             )
         self.progress = self.progress.admit(request)
+        if why or (request.batch == self.progress.batch and self.applied):
+            self.unlogged += self.revert()
+
+    def _lost_batch(self, why: str, error: CheckpointMismatch) -> CheckpointMismatch:
+        return CheckpointMismatch(
+            f"Spark has committed batch {self.progress.batch}, but {why}. So this state is that of the batch before",
+            todo=error.todo,
+            operator=self.spec.name,
+        )
 
     def _refuse(self, verdict: Verdict, request: BatchRef, lane: str) -> None:
         where: dict[str, Any] = {"operator": self.spec.name, "batch": request.batch, "lane": lane}
@@ -109,7 +126,7 @@ class Instance(Remembered):
         if due is not None and timers:
             rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
             tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, due), rows))
-            self._record(work, lane, _NO_ROWS, _NO_ROWS, tagged, firing=self._next_firing())
+            self._record(work, lane, Entry(_NO_ROWS, _NO_ROWS, tagged, firing=self._next_firing()))
             self.counters.timers_fired += len(timers)
         else:
             self._log_changes(work)
@@ -155,7 +172,7 @@ class Instance(Remembered):
     def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
         """Rows of a lane, ascending by index. Rows applied before are answered from the ledger, the others are applied."""
         self._check_current(request, lane)
-        unseen = self.ledger.unseen(lane, chunk.rows, chunk.hashes)
+        unseen = self._unseen(lane, chunk)
         work = Work()
         if unseen is not None:
             work.outputs = self.ledger.recorded(lane, chunk.rows[~unseen])
@@ -163,9 +180,24 @@ class Instance(Remembered):
             chunk = chunk.filter(unseen)
         if len(chunk):
             self._apply_unseen(work, request, lane, chunk)
+            self.ledger.begin(lane)
             self.counters.rows += len(chunk)
             self.counters.sample(chunk.hashes)
         return work
+
+    def _unseen(self, lane: str, chunk: Chunk) -> Any:
+        try:
+            return self.ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks)
+        except NotReplayable as error:
+            raise self._spoil(error) from None
+
+    def _spoil(self, error: NotReplayable) -> NotReplayable:
+        """Rows of other lanes may have been applied, so nothing more of this batch is taken in this run of the query."""
+        error.at(operator=self.spec.name, batch=self.progress.batch)
+        if not self.spoiled:
+            self.spoiled = error.message
+            self.unlogged.append(self.mark_part())
+        return error
 
     def follow(self, request: BatchRef, lane: str, chunk: Chunk, times: Times) -> Work:
         """Rows that the owner has applied and answered, applied here too, so that this copy stays the same as the owner's.
@@ -173,11 +205,19 @@ class Instance(Remembered):
         A batch that is over here is committed: nobody asks for its rows again, and what they change is settled at once.
         """
         over = request.batch < self.progress.batch
-        unseen = None if over else self.ledger.unseen(lane, chunk.rows, chunk.hashes)
+        record = (
+            not over and request.run == self.progress.run
+        )  # of an attempt that was reverted here, nobody asks either
+        unseen = self.ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks) if record else None
         chunk = chunk if unseen is None else chunk.filter(unseen)
         work = Work()
         if len(chunk):
-            keys = self._apply_unseen(work, request, lane, chunk, times, record=not over)
+            keys = self._apply_unseen(work, request, lane, chunk, times, record)
+            for info, _ in work.parts:
+                if (
+                    info["kind"] == "ledger"
+                ):  # its router says to the owner that it has come to its end, perhaps not here
+                    info["from"] = "owner"
             if over:
                 self.state.settle_keys(keys)
         return work
@@ -187,6 +227,14 @@ class Instance(Remembered):
         if verdict is not Verdict.SAME:
             self._refuse(verdict, request, lane)
             raise InvariantBroken("rows came before their batch was opened", operator=self.spec.name, lane=lane)
+        if self.spoiled:
+            raise NotReplayable(
+                f"something of this batch did not replay, so it cannot be completed in this run: {self.spoiled}",
+                todo="Start the query again: the batch is then reverted first, and may be cut otherwise",
+                operator=self.spec.name,
+                batch=request.batch,
+                lane=lane,
+            )
 
     def _apply_unseen(
         self,
@@ -217,7 +265,7 @@ class Instance(Remembered):
         if late:
             self.counters.late += late
             work.parts.append(self.mark_part())
-        self._record(work, lane, chunk.rows, chunk.hashes, tagged, record)
+        self._record(work, lane, Entry(chunk.rows, chunk.hashes, tagged, checks=chunk.checks), record)
         for follower in self.followers:
             follower.applied(request, lane, chunk, times, keys, work)
         return keys
@@ -264,17 +312,8 @@ class Instance(Remembered):
             self.state.rollback()
             raise
 
-    def _record(
-        self,
-        work: Work,
-        lane: str,
-        rows: Index,
-        hashes: Index,
-        outputs: pa.RecordBatch,
-        record: bool = True,
-        firing: str = "",
-    ) -> None:
-        entry = Entry(rows, hashes, outputs, firing)
+    def _record(self, work: Work, lane: str, entry: Entry, record: bool = True) -> None:
+        outputs = entry.outputs
         self._log_changes(work)
         if record:
             part = entry.part(self.name, self.progress.batch, lane)
@@ -295,13 +334,17 @@ class Instance(Remembered):
         """The lane has sent all its rows; its event time counts from the next batch on."""
         self._check_current(request, lane)
         before = self.ledger.finished.get(lane)
+        if before is None and (applied := self.ledger.last_row(lane) + 1) > (row_count or 0):
+            before = applied  # by an attempt that did not come to its end
         if before is not None and before != row_count and row_count is not None:
-            raise NotReplayable(
-                f"this partition of the batch had {before} rows before and has {row_count} now, so rows cannot be told apart",
-                todo="Use a source that cuts a batch into the same partitions whenever it is read, or keep their number",
-                operator=self.spec.name,
-                batch=request.batch,
-                lane=lane,
+            raise self._spoil(
+                NotReplayable(
+                    f"this partition of the batch had {before} rows before and has {row_count} now, so rows cannot be told "
+                    "apart",
+                    todo="Start the query again: the batch is then reverted first. Use a source that cuts a batch into the "
+                    "same partitions whenever it is read, or name lane and sequence columns",
+                    lane=lane,
+                )
             )
         self._refuse_due_timers()
         if lane in self.ledger.finished:
@@ -339,7 +382,7 @@ class Instance(Remembered):
             rows, times = group_by_key(batch, row_index, self.key_codec), self._times(now_ms)
             self.state.now_ms = now_ms
             self._call(lambda adapter: _initialise(adapter, rows, times, self.spec.output_schema))
-            self._record(work, lane, row_index, hashes, _empty(self.spec.output_schema))
+            self._record(work, lane, Entry(row_index, hashes, _empty(self.spec.output_schema)))
         return work
 
     def timers_due(self, now_ms: int) -> bool:

@@ -16,15 +16,15 @@ import pyarrow as pa
 from godwit.errors import NotReplayable
 from godwit.runtime.route import Route
 from godwit.runtime.rows import Index
-from godwit.state.ledger import joined
+from godwit.state.ledger import COLUMN_LANE, joined
 
 CHUNK_ROWS_MAX = 1 << 17
-EXTRA = {"position": 0, "content": 1, "columns": 2}  # columns that Spark put between the user's and the routing hash
+EXTRA = {"position": 0, "content": 1, "columns": 2}  # columns that Spark put between the check and the routing hash
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Rows that are sent together: the user's columns, row numbers ascending, routing hashes."""
+    """Rows that are sent together: the user's columns (and the check behind them), row numbers ascending, routing hashes."""
 
     lane: str
     batch: pa.RecordBatch
@@ -124,10 +124,10 @@ def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[Window]
             raise NotReplayable(
                 f"the sequence column goes from {before} to {after} within a lane",
                 todo="Name a column that strictly ascends in the order of the input, such as Kafka's offset",
-                lane=f"column-{lane}",
+                lane=f"{COLUMN_LANE}{lane}",
             )
         last[lane] = int(numbers[-1])
-        yield Window(f"column-{lane}", user.take(mine), rows[mine], hashes[mine])
+        yield Window(f"{COLUMN_LANE}{lane}", user.take(mine), rows[mine], hashes[mine])
 
 
 def _ints(batch: pa.RecordBatch, at: int) -> Index:

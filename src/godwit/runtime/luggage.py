@@ -87,6 +87,14 @@ class Luggage:
         hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
         return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
 
+    def with_gone(self, keys: Collection[Key], select: Select) -> Collection[Key]:
+        """Also keys that the batch in progress has removed: whoever owns them has to know what they held before it."""
+        gone = self._seat.instance.state.gone()
+        if not gone:
+            return keys
+        chosen = select(np.fromiter(gone.values(), np.int64, len(gone))).tolist()
+        return dict.fromkeys([*keys, *(key for key, mine in zip(gone, chosen, strict=True) if mine)])
+
     # -- what is told of them ----------------------------------------------------------------------------------------
 
     def announced(self, migration: str, step: int, units: Units) -> Out:

@@ -20,6 +20,7 @@ from godwit.errors import DefinitionError
 from godwit.runtime.grouping import group_by_key
 from godwit.runtime.rows import Index
 from godwit.state.keys import KeyCodec
+from godwit.transport.wire import CHECK
 
 Merge: TypeAlias = tuple[tuple[str, str], ...]  # column and way, in the order of the input
 
@@ -201,10 +202,20 @@ def fold(block: pa.RecordBatch, groups: Sequence[Index], merge: Merge) -> pa.Rec
     order = np.argsort(np.concatenate([rest, last]))
     columns = []
     for name, column in zip(block.schema.names, block.columns, strict=True):
-        given = [values[name] for _, values in folded] if name in dict(merge) else None
-        ends = column.take(last) if given is None else pa.array(given, column.type)
+        if name == CHECK:
+            ends = pa.array([_joint_check(column, rows) for rows, _ in folded], column.type)
+        elif name in dict(merge):
+            ends = pa.array([values[name] for _, values in folded], column.type)
+        else:
+            ends = column.take(last)
         columns.append(pa.concat_arrays([column.take(rest), ends]).take(order))
     return pa.RecordBatch.from_arrays(columns, schema=block.schema)
+
+
+def _joint_check(column: pa.Array[Any], rows: Index) -> int:
+    """The check of a merged row is the sum of those it stands for, in 32 bits: so all of them are compared."""
+    total = int(column.to_numpy()[rows].astype(np.int64).sum())
+    return (total + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _values(block: pa.RecordBatch, rows: Index, merge: Merge) -> dict[str, Any] | None:

@@ -47,6 +47,7 @@ from godwit.migration.events import (
     Waiting,
 )
 from godwit.migration.origin import PROTOCOLS, Origin, Phase
+from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime import parcels
 from godwit.runtime.following import Following, Select
@@ -98,7 +99,10 @@ class Mover:
         self._copied: dict[int, set[Key]] = {}  # by step, with the keys it has
         self._told_early: set[int] = set()  # steps of which the target has the batch in progress
         self._began = self._resumed
-        self._farewell: list[tuple[str, Entry]] = []
+        self._farewell: list[
+            tuple[str, Entry]
+        ] = []  # what timers put out, of an origin that has given away its last unit
+        self._farewell_in = Progress()  # the batch of which that is, and its run
         self.news = threading.Condition()
         self.news_count = 0
         self.figures = Figures(time.monotonic(), port.clock_ms())
@@ -397,6 +401,7 @@ class Mover:
 
     def _tell_early(self, step: int, select: Select, keys: Collection[Key]) -> None:
         """What the batch in progress has done so far. The target replays the rest, so that at the cut nothing of it is left."""
+        keys = self._luggage.with_gone(keys, select)
         for out in self._luggage.of_batch(step, keys, self._seat.instance.ledger.of(select)):
             self._line.put(out)
         self._told_early.add(step)
@@ -412,10 +417,11 @@ class Mover:
             if copied is None:
                 out += [self._backup(step)] if self.order.source == "backup" else luggage.all_state(step, keys)
             last = not (ownership.mine() - units)
-            timers = self._farewell or list(instance.ledger.timers()) if last else []
+            farewell = self._farewell if instance.progress.same_attempt(self._farewell_in) else []
+            timers = farewell or list(instance.ledger.timers()) if last else []
             early = copied is not None and step in self._told_early
             entries = timers if early else [*instance.ledger.of(select), *timers]
-            out += luggage.of_batch(step, () if early else keys, entries)
+            out += luggage.of_batch(step, () if early else luggage.with_gone(keys, select), entries)
             out.append(luggage.rest(self.order.id, step, units))
         self._port.log.flush(self._seat.lsn)
         if copied is not None:
@@ -443,7 +449,8 @@ class Mover:
             self._unfollow(step)
             ownership.release(f"{self.order.id}/{step}", units, self.order.target)
             if not ownership.mine():  # what timers have put out is answered for by the last target from now on
-                self._farewell = self._farewell or list(instance.ledger.timers())
+                if not instance.progress.same_attempt(self._farewell_in) or not self._farewell:
+                    self._farewell, self._farewell_in = list(instance.ledger.timers()), instance.progress
                 instance.ledger.drop(lambda hashes: np.zeros(len(hashes), np.bool_), timers=True)
             self._seat.lsn = lsn = self._port.log.append([instance.own_part()])
             self._seat.changed.notify_all()
@@ -473,9 +480,11 @@ class Mover:
                 gone = instance.stands(hashes) == AWAY
                 if instance.staged:
                     gone &= ~selects(instance.staged, ownership)(hashes)
-                changes = instance.state.drop([part[i] for i in np.flatnonzero(gone).tolist()])
+                dropped = [part[i] for i in np.flatnonzero(gone).tolist()]
+                changes = instance.state.drop(dropped)
+                instance.state.settle_keys(dropped)  # a batch that begins anew must not bring them back
                 if len(changes):
-                    info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch}
+                    info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
                     body = changes.to_batch(instance.key_codec).serialize()
                     self._seat.lsn = self._port.log.append([(info, body)])
         with self._seat.changed:

@@ -45,8 +45,11 @@ def body_of(message: Any) -> Any:
 
 
 def chunk_body(chunk: Chunk) -> pa.Buffer:
-    columns = [*chunk.batch.columns, pa.array(chunk.rows), pa.array(chunk.hashes)]
-    schema = pa.schema([*chunk.batch.schema, pa.field(wire.ROW, pa.int64()), pa.field(wire.HASH, pa.int64())])
+    checks = [] if chunk.checks is None else [pa.array(chunk.checks)]
+    columns = [*chunk.batch.columns, *checks, pa.array(chunk.rows), pa.array(chunk.hashes)]
+    check = [pa.field(wire.CHECK, pa.int32())] if checks else []
+    numbers = [pa.field(wire.ROW, pa.int64()), pa.field(wire.HASH, pa.int64())]
+    schema = pa.schema([*chunk.batch.schema, *check, *numbers])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -59,9 +62,13 @@ def chunk_of(body: pa.Buffer) -> Chunk:
 
 
 def chunk_from(batch: pa.RecordBatch) -> Chunk:
-    """A chunk from a batch whose last two columns are row numbers and routing hashes."""
-    rows, hashes = (np.ascontiguousarray(batch.column(batch.num_columns + at).to_numpy()) for at in (-2, -1))
-    return Chunk(batch.select(batch.schema.names[:-2]), rows, hashes)
+    """A chunk from a batch whose last two columns are row numbers and routing hashes, perhaps with checks before them."""
+    names = batch.schema.names
+    checked = wire.CHECK in names[-3:-2]
+    found = [
+        np.ascontiguousarray(batch.column(batch.num_columns + at).to_numpy()) for at in (-2, -1, -3)[: 2 + checked]
+    ]
+    return Chunk(batch.select(names[: -2 - checked]), *found)
 
 
 def times_list(times: Times) -> list[int]:

@@ -201,6 +201,10 @@ class Receiver:
         """How far the origin's log had been written when the copies were last heard of: generation and lsn."""
         return self._copies.written
 
+    def copied_before(self, batch: int) -> bool:
+        """Whether the copies were whole when the batch began: else they do not tell what their keys held then."""
+        return self._copies.copied_in < batch
+
     def adopt(self, other: Receiver, units: Units) -> bool:
         """Take over the copies that another migration has brought here; False if they are not all of these units."""
         other._ended.wait(ORPHAN_WAIT_S)  # what is still on its way is worth having

@@ -5,23 +5,25 @@ Decides which parts say it, and what a part that is read again means. What reque
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from godwit.model.ownership import Ownership
+from godwit.errors import BatchIncomplete
+from godwit.model.ownership import Ownership, Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.model.watermark import Watermark
 from godwit.runtime.rows import Adapter, Index, Times
-from godwit.runtime.shares import Shares
+from godwit.runtime.shares import Shares, selects
 from godwit.runtime.sketch import HotKeys
 from godwit.runtime.spec import OperatorSpec, merge_of, schema_text
 from godwit.runtime.work import Counters, Follower, Part
 from godwit.state.changes import COLUMN_VAR, changes_schema
-from godwit.state.keys import KeyCodec
+from godwit.state.keys import Key, KeyCodec
 from godwit.state.ledger import Entry, Ledger, memory_bytes_max
 from godwit.state.tables import KeyedState
 
@@ -57,6 +59,9 @@ class Remembered:
         self.held: dict[
             str, list[tuple[str, Entry]]
         ] = {}  # by step: what such timers put out, until the step is served
+        self.late_before = 0  # late rows that had been counted when the batch in progress began
+        self.spoiled = ""  # why the batch in progress must not be committed: something of it did not replay
+        self.unlogged: list[Part] = []  # to be written down even if the request that led to it fails
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
 
     # -- definition and recovery -------------------------------------------------------------------------------------
@@ -86,6 +91,7 @@ class Remembered:
             "batch": self.progress.batch,
             "progress": self.progress.to_dict(),
             "watermark": self.watermark.to_dict(),
+            "attempt": self.progress.attempt,
             "processing_ms": self.times.processing_ms,
             # Also where all have fired: this host may become the heir of one that has not.
             "due": None if self.due is None else [self.due.processing_ms, self.due.watermark_ms, self.due.late_ms],
@@ -96,15 +102,22 @@ class Remembered:
             "before": self.before,
             "joined": self.joined,
             "late": self.counters.late,
+            "late_before": self.late_before,
+            "spoiled": self.spoiled,
             "merge": self.merge,
         }
         return info, b""
 
     def recover_mark(self, info: Mapping[str, Any]) -> None:
         self._recover_batch(info["batch"])
+        if info.get("attempt", 0) > self.progress.attempt:  # the batch began anew: rows of its ledger were reverted
+            self.ledger.clear()
+            self.held.clear()
         self.progress = Progress.from_dict(info["progress"])
         self.watermark.restore(info["watermark"])
         self.counters.late = info["late"]
+        self.late_before = info.get("late_before", info["late"])
+        self.spoiled = info.get("spoiled", "")
         self.times = self._times(info["processing_ms"])
         self.merge = merge_of(info.get("merge"))
         self.due = self._recovered_due(info)
@@ -143,6 +156,8 @@ class Remembered:
             self.ledger.take_over(info["lane"], entry)
         else:
             self.ledger.record(info["lane"], entry)
+            if info["batch"] >= 0 and len(entry.rows):
+                self.ledger.begin(info["lane"])
 
     def _recover_batch(self, batch: int) -> None:
         """Any part of a later batch shows that the one before is committed; snapshots keep only the last mark of a batch."""
@@ -203,17 +218,24 @@ class Remembered:
         if same_batch and self.due is None and mark["due"] is not None:
             self.due = Times(*mark["due"])
 
-    def keep_up(self, progress: Progress, now_ms: int) -> bool:
-        """Another instance of the operator is in this batch, so those before it are committed. False if that is nothing new."""
+    def keep_up(self, progress: Progress, now_ms: int) -> list[Part]:
+        """Another instance of the operator is in this batch, so those before it are committed. Nothing if that is no news.
+
+        If it has begun the batch anew, in a later run of the query, so does this one.
+        """
+        request = BatchRef(progress.query or "", progress.run or "", progress.batch)
+        if progress.query is not None and self.progress.behind(progress):
+            self.progress = self.progress.admit(request)
+            return self.revert()
         if progress.query is None or progress.batch <= self.progress.batch:
-            return False
-        request = BatchRef(progress.query, progress.run or "", progress.batch)
+            return []
+        self.check_complete(request)
         if self.progress.query is None:
             self.progress = Progress(progress.query, progress.run, -1, progress.fenced)
         elif self.progress.run != progress.run:
             self.progress = self.progress.admit(request)
         self._next_batch(request, now_ms)
-        return True
+        return [self.mark_part()]
 
     def merge_watermark(self, watermark: Mapping[str, Any], same_batch: bool) -> None:
         """What another instance knows of the lanes' event times, in this batch or at the end of the one before."""
@@ -236,6 +258,76 @@ class Remembered:
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
+    def revert(self) -> list[Part]:
+        """The batch in progress begins anew: everything is as it was when the batch began. Gives what says so in the log.
+
+        Its timers fire again with the times they had, as a batch of Spark keeps its timestamp.
+        """
+        keys = self._answered_for(list(self.state.touched()))
+        changes = self.state.revert(keys)
+        parts = self._settled_parts(changes)
+        self.ledger.clear()
+        self.fired = self.progress.batch < 0
+        self.fired_elsewhere, self.held, self.unfired = [], {}, Units()
+        self.watermark.reported = {}
+        self.counters.late = self.late_before
+        self.spoiled = ""
+        self.merge = self.spec.merge
+        self.progress = self.progress.again()
+        for follower in self.followers:
+            follower.reverted(keys, changes)
+        return [*parts, self.mark_part()]
+
+    def revert_units(self, units: Units) -> list[Part]:
+        """Keys of an origin that has not begun the batch anew yet: what it has applied of the batch counts no more."""
+        assert self.ownership is not None, "keys came from another owner"
+        keys = list(self.state.touched())
+        hashes: Index = np.array([self.key_codec.route_hash(key) for key in keys], np.int64)
+        chosen = np.flatnonzero(selects(units, self.ownership)(hashes)).tolist()
+        return self._settled_parts(self.state.revert([keys[i] for i in chosen]))
+
+    def _settled_parts(self, changes: Sequence[pa.RecordBatch]) -> list[Part]:
+        info = {"kind": "state", "op": self.name, "batch": self.progress.batch, "settled": True}
+        return [(dict(info), batch.serialize()) for batch in changes]
+
+    def _answered_for(self, keys: list[Key]) -> list[Key]:
+        """Without copies of keys that others own. Keys that were given away and may have to be sent again are not left out."""
+        shares, ownership = self.shares, self.ownership
+        if not keys or shares is None or ownership is None or shares.whole:
+            return keys
+        hashes: Index = np.array([self.key_codec.route_hash(key) for key in keys], np.int64)
+        mine = ~np.isin(shares.stands(hashes), (int(Stand.AWAY), int(Stand.EXPECTED)))
+        for outgoing in ownership.outgoing.values():
+            mine |= selects(outgoing.units, ownership)(hashes)
+        return [key for key, own in zip(keys, mine.tolist(), strict=True) if own]
+
+    @property
+    def applied(self) -> bool:
+        """Whether anything of the batch in progress has left a trace."""
+        return bool(self.ledger.lanes or self.ledger.finished or self.spoiled or self.state.touched())
+
+    @property
+    def incomplete(self) -> str:
+        """Why the state is not that of the whole batch in progress; empty if nothing shows that."""
+        if self.spoiled:
+            return f"rows of it were refused: {self.spoiled}"
+        lanes = self.ledger.unfinished
+        return (
+            f"partitions of it were applied in part and never read to their end ({', '.join(lanes)})" if lanes else ""
+        )
+
+    def check_complete(self, request: BatchRef) -> None:
+        """A batch begins, so Spark has committed the one before: all of that must be here."""
+        why = self.incomplete
+        if why and not self.spec.ephemeral:
+            raise BatchIncomplete(
+                f"Spark has committed batch {self.progress.batch}, but {why}",
+                todo="Let foreachBatch raise what its batch raises, and evaluate the whole of it. Restore both checkpoints "
+                "from a copy made before that batch; or start the query again with onGap='accept', without that batch",
+                operator=self.spec.name,
+                batch=request.batch,
+            )
+
     def _next_batch(self, request: BatchRef, now_ms: int) -> None:
         """The batch before is committed: forget how to answer for it. Stays so even if a timer's code then throws."""
         self.state.settle()
@@ -252,6 +344,8 @@ class Remembered:
         self.watermark.next_batch()
         self.times = self._times(now_ms)
         self.merge = self.spec.merge
+        self.late_before = self.counters.late
+        self.spoiled = ""
         self.counters.recent.append((request.batch, now_ms, self.counters.rows))
 
     def _times(self, now_ms: int) -> Times:

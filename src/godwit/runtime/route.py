@@ -22,6 +22,7 @@ class Route:
     `numbering` says what tells the rows of a batch apart when it is read again: their position in the partition, their
     content (after a shuffle, which has no order of its own), or lane and sequence columns. `timers`: whether the operator has
     any, which fire at the beginning of a batch. `merge`: how rows of a hot key become one, in batches that are begun so.
+    `checked`: whether Spark has put 32 bits of each row's content behind the user's columns.
     `controller`: the driver's address, for tasks that wait for a host.
     """
 
@@ -39,6 +40,7 @@ class Route:
     incarnation: str = ""
     timers: bool = False
     merge: Merge = ()
+    checked: bool = False
     controller: str = ""
 
 

@@ -31,7 +31,7 @@ from godwit.runtime.rows import Index
 from godwit.runtime.spec import merge_of
 from godwit.runtime.tables import OwnerTable, RoutingFile
 from godwit.state.ledger import in_row_order
-from godwit.transport.wire import HASH, ROW
+from godwit.transport.wire import CHECK, HASH, ROW
 
 WINDOWS_MAX = 3  # sent and not yet answered; more than one keeps hosts busy while the next is read
 SMALL_ROWS_MAX = (
@@ -54,7 +54,8 @@ class Router:
 
     def run(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Outputs in the order of the input rows; returns when all is durable."""
-        wire_schema = pa.schema([*schema, pa.field(ROW, pa.int64()), pa.field(HASH, pa.int64())])
+        check = [pa.field(CHECK, pa.int32())] if self._route.checked else []
+        wire_schema = pa.schema([*schema, *check, pa.field(ROW, pa.int64()), pa.field(HASH, pa.int64())])
         self._links = Links(self._route, self._task, wire_schema, self._file, self._table)
         self._rounds = Rounds(self._route, self._table, self._links, self._file)
         try:

@@ -14,6 +14,7 @@ from godwit.model.progress import BatchRef
 from godwit.runtime.rows import Index, Times
 from godwit.state.changes import Changes
 from godwit.state.keys import Key
+from godwit.state.ledger import Checks
 
 Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
 # Asks whether a run not seen before is the newest: request, last batch, fresh.
@@ -32,14 +33,19 @@ class Follower(Protocol):
         """State changed otherwise than by rows: timers fired, or something outlived its time."""
         ...
 
+    def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
+        """The batch in progress begins anew, and these changes have brought these keys back to where it began."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows as they came: the user's columns, row numbers, routing hashes."""
+    """Rows as they came: the user's columns, row numbers, routing hashes, and 32 bits of what each of them holds."""
 
     batch: pa.RecordBatch
     rows: Index
     hashes: Index
+    checks: Checks | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -47,7 +53,8 @@ class Chunk:
     def filter(self, mask: Any) -> Chunk:
         if mask.all():
             return self
-        return Chunk(self.batch.filter(pa.array(mask)), self.rows[mask], self.hashes[mask])
+        checks = None if self.checks is None else self.checks[mask]
+        return Chunk(self.batch.filter(pa.array(mask)), self.rows[mask], self.hashes[mask], checks)
 
 
 @dataclass(slots=True)

@@ -134,6 +134,7 @@ class Definer:
             incarnation=self._incarnation,
             timers=spec.time_mode != "none",
             merge=spec.merge,
+            checked=True,
             controller=self._controller.address,
         )
 
@@ -154,7 +155,9 @@ class Definer:
             now = current_task(incarnation)
             batch = BatchRef("initial", "initial", INITIAL_BATCH)
             task = Task(batch, f"initial-{now.lane}", attempt=now.attempt)
-            return Router(replace(route, numbering="position", event_time=None, merge=()), task).run(batches, schema)
+            return Router(replace(route, numbering="position", event_time=None, merge=(), checked=False), task).run(
+                batches, schema
+            )
 
         frame.mapInArrow(body, "none int").count()
         self._home.keep(operator.spec, None, initialised=True)

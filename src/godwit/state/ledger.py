@@ -21,13 +21,16 @@ from godwit.errors import NotReplayable
 from godwit.state.ledger_spill import ENTRY_BYTES, Lane, Store
 
 Ints = npt.NDArray[np.int64]
+Checks = npt.NDArray[np.int32]
 ROW = "__godwit_row"  # the column that tells after which input row an output leaves
 JOINED_ROWS_MAX = 4_096
 LEDGER_SHARE = 8  # one so-many-th of the memory limit is for the ledger
 MEMORY_BYTES_MAX = 256 << 20  # what of a batch's ledger stays in memory unless a limit is given
+COLUMN_LANE = "column-"  # how lanes begin whose name comes from columns: any task may bring rows of them
 TIMER_ROW = -(2**62)  # outputs of timers leave before all rows: row = TIMER_ROW + time, always negative
 
 APPLIED = pa.schema([pa.field("row", pa.int64(), False), pa.field("hash", pa.int64(), False)])
+CHECKED = APPLIED.append(pa.field("check", pa.int32(), False))
 
 
 def memory_bytes_max(state_bytes_max: int | None) -> int:
@@ -55,12 +58,14 @@ class Entry:
     """One chunk as it was applied: its rows (ascending), their key hashes, and its outputs (with the row column).
 
     Or what timers put out: then there are no rows, and `firing` names the host and the time it fired, wherever the entry goes.
+    `checks`: 32 bits of each row's content; None where nobody has told.
     """
 
     rows: Ints
     hashes: Ints
     outputs: pa.RecordBatch
     firing: str = ""
+    checks: Checks | None = None
 
     @property
     def first(self) -> int:
@@ -82,20 +87,27 @@ class Entry:
     @property
     def size_bytes(self) -> int:
         """In memory. Of the outputs all that their buffers hold: `nbytes` would take a hundred times as long."""
-        return ENTRY_BYTES + self.rows.nbytes + self.hashes.nbytes + self.outputs.get_total_buffer_size()
+        checks_bytes = 0 if self.checks is None else self.checks.nbytes
+        own_bytes = self.rows.nbytes + self.hashes.nbytes + checks_bytes
+        return ENTRY_BYTES + own_bytes + self.outputs.get_total_buffer_size()
 
     def part(self, op: str, batch: int, lane: str) -> tuple[dict[str, Any], bytes]:
         """The form in which an entry goes into the changelog."""
-        applied = pa.record_batch([pa.array(self.rows), pa.array(self.hashes)], schema=APPLIED).serialize()
+        columns = [pa.array(self.rows), pa.array(self.hashes)]
+        columns += [] if self.checks is None else [pa.array(self.checks)]
+        applied = pa.record_batch(columns, schema=CHECKED if len(columns) > 2 else APPLIED).serialize()
         outputs = self.outputs.serialize()
         info = {"kind": "ledger", "op": op, "batch": batch, "lane": lane, "applied_bytes": applied.size}
         info |= {"firing": self.firing} if self.firing else {}
-        return info, b"".join((applied, outputs))
+        return info | ({"checked": True} if len(columns) > 2 else {}), b"".join((applied, outputs))
 
     def then(self, other: Entry) -> Entry:
         """Both as one; the other's rows come after these."""
         rows, hashes = (np.concatenate(pair) for pair in ((self.rows, other.rows), (self.hashes, other.hashes)))
-        return Entry(rows, hashes, joined([self.outputs, other.outputs]))
+        checks = None
+        if self.checks is not None and other.checks is not None:
+            checks = np.concatenate((self.checks, other.checks))
+        return Entry(rows, hashes, joined([self.outputs, other.outputs]), checks=checks)
 
     def within(self, part: tuple[Mapping[str, Any], bytes]) -> Entry:
         """The same as a view of its part.
@@ -110,9 +122,11 @@ class Entry:
     @classmethod
     def from_part(cls, info: Mapping[str, Any], body: memoryview, output_schema: pa.Schema) -> Entry:
         cut = info["applied_bytes"]
-        applied = pa.ipc.read_record_batch(pa.py_buffer(body[:cut]), APPLIED)
+        checked = info.get("checked", False)
+        applied = pa.ipc.read_record_batch(pa.py_buffer(body[:cut]), CHECKED if checked else APPLIED)
         outputs = pa.ipc.read_record_batch(pa.py_buffer(body[cut:]), with_rows(output_schema))
-        return cls(applied.column(0).to_numpy(), applied.column(1).to_numpy(), outputs, info.get("firing", ""))
+        checks = applied.column(2).to_numpy() if checked else None
+        return cls(applied.column(0).to_numpy(), applied.column(1).to_numpy(), outputs, info.get("firing", ""), checks)
 
 
 @dataclass(slots=True)
@@ -123,6 +137,7 @@ class Ledger:
     memory_bytes_max: int = MEMORY_BYTES_MAX
     lanes: dict[str, Lane] = field(default_factory=dict)
     finished: dict[str, int | None] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
+    begun: set[str] = field(default_factory=set)  # lanes whose tasks have had rows applied here, and say when they end
     _store: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,7 +146,20 @@ class Ledger:
     def clear(self) -> None:
         self.lanes = {}
         self.finished = {}
+        self.begun = set()
         self._store.clear()
+
+    def begin(self, lane: str) -> None:
+        if not lane.startswith(COLUMN_LANE):
+            self.begun.add(lane)
+
+    @property
+    def unfinished(self) -> list[str]:
+        return sorted(self.begun - self.finished.keys())
+
+    def last_row(self, lane: str) -> int:
+        """The last row of the lane that was applied here; -1 if none was."""
+        return self.lanes[lane].last if lane in self.lanes else -1
 
     def make_room(self) -> None:
         """Bring what is in memory down to half of the limit, if it is beyond it.
@@ -157,10 +185,10 @@ class Ledger:
             self.lanes[lane] = Lane(self._store)
         self.lanes[lane].append(entry, _joined)
 
-    def unseen(self, lane: str, rows: Ints, hashes: Ints) -> npt.NDArray[np.bool_] | None:
+    def unseen(self, lane: str, rows: Ints, hashes: Ints, checks: Checks | None = None) -> npt.NDArray[np.bool_] | None:
         """Which of the rows have not been applied; None says none has, the usual case, without work.
 
-        Raises NotReplayable when a row that was applied now comes with another key.
+        Raises NotReplayable when a row that was applied now comes with another key, or with other values.
         """
         entries = self.lanes.get(lane)
         if not entries or len(rows) == 0 or rows[0] > entries.last:
@@ -172,14 +200,9 @@ class Ledger:
             at = np.searchsorted(entry.rows, rows)
             at[at == len(entry.rows)] = 0
             seen = entry.rows[at] == rows
-            changed = seen & (entry.hashes[at] != hashes)
-            if changed.any():
-                raise NotReplayable(
-                    "a row that was applied before came again with another key: the input does not replay in the same order",
-                    todo="Name lane and sequence columns for this source, or make the input before the operator deterministic",
-                    lane=lane,
-                    row=int(rows[changed][0]),
-                )
+            _check_same(lane, rows, seen & (entry.hashes[at] != hashes), "another key")
+            if checks is not None and entry.checks is not None:
+                _check_same(lane, rows, seen & (entry.checks[at] != checks), "other values")
             unseen &= ~seen
         return None if unseen.all() else unseen
 
@@ -261,7 +284,18 @@ def _cut_out(entry: Entry, kept: npt.NDArray[np.bool_], timers: bool = False) ->
     rows = entry.rows[kept]
     after = entry.outputs.column(0).to_numpy()
     stays = np.isin(after, rows) | ((after < 0) if timers else False)
-    return Entry(rows, entry.hashes[kept], entry.outputs.filter(pa.array(stays)), entry.firing)
+    checks = None if entry.checks is None else entry.checks[kept]
+    return Entry(rows, entry.hashes[kept], entry.outputs.filter(pa.array(stays)), entry.firing, checks)
+
+
+def _check_same(lane: str, rows: Ints, changed: npt.NDArray[np.bool_], what: str) -> None:
+    if changed.any():
+        raise NotReplayable(
+            f"a row that was applied before came again with {what}: the input does not replay in the same order",
+            todo="Name lane and sequence columns for this source, or make the input before the operator deterministic",
+            lane=lane,
+            row=int(rows[changed][0]),
+        )
 
 
 def _joined(entry: Entry, later: Entry) -> Entry | None:

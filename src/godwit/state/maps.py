@@ -49,10 +49,14 @@ class _Staged:
 
 @dataclass(slots=True)
 class _Undo:
-    """A base map, which may change in place, and what the changed entries held (None: nothing)."""
+    """A base map, which may change in place, and what the changed entries held (None: nothing).
+
+    `order`: the entries as they stood before the first one was removed, because one that is put back has to be in its place.
+    """
 
     base: Entries
     entries: dict[bytes, bytes | None] = field(default_factory=dict)
+    order: list[bytes] | None = None
 
     def before(self) -> Entries:
         entries = dict(self.base)
@@ -61,7 +65,7 @@ class _Undo:
                 entries.pop(sub, None)
             else:
                 entries[sub] = old
-        return entries
+        return entries if self.order is None else {sub: entries[sub] for sub in self.order if sub in entries}
 
 
 # The base is that of the shelf as long as it is in memory; what changed entries held is counted as they come.
@@ -250,7 +254,7 @@ class MapTable(Shelved[Entries]):
             base = self.shelf.get(key)
             if base is None or not gone:
                 continue
-            self._remember(key, base, gone)
+            self._remember(key, base, gone, removed=True)
             self.shelf.grew(-_size({sub: base.pop(sub) for sub in gone}))
             keys += [key] * len(gone)
             subs += gone
@@ -286,11 +290,14 @@ class MapTable(Shelved[Entries]):
             for sub, payload in entries.items():
                 self._expiry.watch((key, sub), expiry_ms(payload))
 
-    def _remember(self, key: Key, base: Entries | None, subs: Iterable[bytes]) -> None:
+    def _remember(self, key: Key, base: Entries | None, subs: Iterable[bytes], removed: bool = False) -> None:
         self._undo.remember(key, None if base is None else _Undo(base))
         undo = self._undo.in_memory(key)
         # A base that was replaced (cleared, or read back from disk) is no longer changed by anyone.
         if undo is not None and undo.base is base:
+            if removed and undo.order is None:
+                undo.order = list(base)
+                self._undo.grew(8 * len(undo.order))
             fresh = {sub: base.get(sub) for sub in subs if sub not in undo.entries}
             undo.entries.update(fresh)
             self._undo.grew(sum(_ENTRY_BYTES + len(old or b"") for old in fresh.values()))

@@ -94,12 +94,19 @@ class Share:
         merged: list[Piece] = []
         carried: list[Piece] = []
         held_back = False
+        begun = (-1, 0)
         for piece in self.pieces:
             kind = piece.info["kind"]
             over = limit is not None and piece.info.get("batch", limit + 1) <= limit
             if kind == "state" and over and not held_back:
                 merged.append(piece)
-            elif not (kind in ("ledger", "committed") and over) and not (kind == "mark" and piece is not self.mark):
+            elif kind == "mark":
+                # The mark that begins a batch anew says that the ledger parts before it count no more.
+                attempt = (piece.info.get("batch", -1), piece.info.get("attempt", 0))
+                if piece is self.mark or (not over and attempt[1] and attempt > begun):
+                    carried.append(piece)
+                begun = max(begun, attempt)
+            elif not (kind in ("ledger", "committed") and over):
                 carried.append(piece)
                 held_back = held_back or kind == "state"
         return merged, carried

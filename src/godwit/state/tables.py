@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Any, Final, assert_never, cast
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,7 @@ class KeyedState:
             raise DefinitionError("a memory limit needs a directory to spill to", todo="Name a spill directory")
         self.key_codec = key_codec
         self.key_count = 0
+        self._gone: dict[Key, int | None] = {}  # of which nothing is left since the last settled moment
         self._now = Now()
         self._spill_dir = spill_dir
         self.memory_max_bytes = memory_max_bytes
@@ -183,6 +184,7 @@ class KeyedState:
         if self._undo_spill is not None:
             self._undo_spill.close()
             self._undo_spill, self.undo_disk_bytes = None, 0
+        self._gone = {}
 
     def replay(self, batch: pa.RecordBatch) -> None:
         """Apply change rows; like a commit, and undone in a committed export like one."""
@@ -239,6 +241,28 @@ class KeyedState:
             for block in _blocks(rows, rows_max, bytes_max):
                 yield self._put_batch(table.var, block)
 
+    def gone(self) -> dict[Key, int]:
+        """Keys of which nothing is left since the last settled moment, with their routing hashes; some may have come back."""
+        for key in [key for key, route_hash in self._gone.items() if route_hash is None]:
+            self._gone[key] = self.key_codec.route_hash(key)
+        return cast("dict[Key, int]", self._gone)
+
+    def touched(self) -> set[Key]:
+        """Keys that have changed since the last settled moment."""
+        return {key for table in self._tables.values() for key in table.touched()}
+
+    def revert(self, keys: Collection[Key]) -> list[pa.RecordBatch]:
+        """Bring these keys back to the last settled moment. Gives the change rows that do it, in order.
+
+        What keys held then is forgotten only at the end, so that a revert which fails half-way can be done again.
+        """
+        self._check_nothing_staged("revert")
+        batches = list(self.committed(keys, _EXPORT_ROWS_MAX, _EXPORT_BYTES_MAX))
+        for batch in batches:
+            self.replay(batch)
+        self.settle_keys(list(keys))
+        return batches
+
     def amend(self, batch: pa.RecordBatch) -> None:
         """Take up one of the batches that `committed` gave, in their order."""
         columns: list[list[Any]] = [column.to_pylist() for column in batch.columns[COLUMN_VAR:]]
@@ -258,6 +282,8 @@ class KeyedState:
         """What these keys hold now is committed."""
         for table in self._tables.values():
             table.settle_keys(keys)
+        for key in keys if self._gone else ():
+            self._gone.pop(key, None)
 
     def contains(self, key: Key) -> bool:
         return any(table.contains(key) for table in self._tables.values())
@@ -328,7 +354,9 @@ class KeyedState:
         if not moves.added and not moves.removed:
             return
         others = [other for other in self._tables.values() if other is not table and other.count]
-        self.key_count += _count_absent(moves.added, others) - _count_absent(moves.removed, others)
+        gone = _absent(moves.removed, others)
+        self.key_count += len(_absent(moves.added, others)) - len(gone)
+        self._gone.update(dict.fromkeys(gone))
 
     def _check_nothing_staged(self, what: str) -> None:
         if any(table.staged for table in self._tables.values()):
@@ -340,10 +368,10 @@ def _both(some: Collection[Key], others: Collection[Key]) -> list[Key]:
     return [key for key in few if key in many]
 
 
-def _count_absent(keys: Sequence[Key], tables: Sequence[Table]) -> int:
+def _absent(keys: Sequence[Key], tables: Sequence[Table]) -> Sequence[Key]:
     if not tables:
-        return len(keys)
-    return sum(1 for key in keys if not any(table.contains(key) for table in tables))
+        return keys
+    return [key for key in keys if not any(table.contains(key) for table in tables)]
 
 
 def _blocks(rows: Iterable[Row], rows_max: int, bytes_max: int = _EXPORT_BYTES_MAX) -> Iterator[list[Row]]:

@@ -98,6 +98,7 @@ class Tester:
         self._instance = Instance("tested", self._spec, KeyedState(adapter.variables, key_codec), key_codec)
         self._instance.attach(self._spec, adapter)
         self._batch = -1
+        self._runs = 0
         self.now_ms = now_ms
 
     def process(self, rows: Sequence[Record] = ()) -> list[dict[str, Any]]:
@@ -138,8 +139,15 @@ class Tester:
         return pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=self._schema)
 
     def _run(self, chunks: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
+        """A batch that fails is reverted when the next one comes, as by the next run of a query."""
+        request = BatchRef("query", f"run-{self._runs}", self._batch + 1)
+        self._runs += 1
+        outputs = self._batch_of(request, chunks)
+        self._runs -= 1
         self._batch += 1
-        request = BatchRef("query", "run", self._batch)
+        return outputs
+
+    def _batch_of(self, request: BatchRef, chunks: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
         works = [self._instance.open(request, "0", self.now_ms, lambda *_: None)]
         codec, count = self._instance.key_codec, 0
         for chunk in chunks:

@@ -14,6 +14,7 @@ from godwit.errors import GodwitError, MalformedRequest, from_json
 WIRE_VERSION = 1
 ROW = "__godwit_row"
 HASH = "__godwit_hash"
+CHECK = "__godwit_check"  # 32 bits of a row's content: where a chunk has it, it stands before the row numbers
 
 
 def pack(kind: str, **fields: Any) -> bytes:
