@@ -210,7 +210,7 @@ class Flock:
         select = selects(units, origin.own)
         keys = luggage.found(units, select)
         entries = origin.instance.ledger.of(select)
-        out = [luggage.announced(0, units), *luggage.all_state(0, keys)]
+        out = [luggage.announced(name, 0, units), *luggage.all_state(0, keys)]
         out += [*luggage.of_batch(0, luggage.with_gone(keys, select), entries), luggage.rest(name, 0, units)]
         for item in out:
             for body in [None] if item.bodies is None else item.bodies:

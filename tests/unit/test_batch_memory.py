@@ -90,6 +90,7 @@ def batch(tmp_path: Path) -> Iterator[tuple[Instance, list[Work], list[Any]]]:
     for number in range(CHUNKS):
         log += instance.apply(BatchRef("q", "r", 0), "0", chunk(number)).parts
         bounded(instance)
+    log += instance.finish(BatchRef("q", "r", 0), "0", CHUNKS * CHUNK_ROWS, None).parts
     log += instance.open(REQUEST, "0", 2, welcome).parts
     assert instance.ledger.memory_bytes == instance.ledger.disk_bytes == instance.state.undo_bytes == 0
     works = []
@@ -125,8 +126,16 @@ def test_rows_that_come_again_are_answered_from_disk_and_change_nothing(batch: B
 def test_committed_state_is_what_it_was_before_the_batch(batch: Batch) -> None:
     instance, _, _ = batch
     assert shown_state(instance, committed=True) == dict.fromkeys(range(CHUNKS * CHUNK_ROWS), 1)
+    instance.finish(REQUEST, "0", CHUNKS * CHUNK_ROWS, None)
     instance.open(BatchRef("q", "r", 2), "0", 3, welcome)
     assert set(shown_state(instance, committed=True).values()) == {2}
+
+
+def test_a_batch_beyond_the_limit_begins_anew_from_disk(batch: Batch) -> None:
+    instance, _, _ = batch
+    instance.open(BatchRef("q", "later", 1), "0", 3, welcome)
+    assert shown_state(instance, committed=False) == dict.fromkeys(range(CHUNKS * CHUNK_ROWS), 1)
+    assert not instance.ledger.row_count
 
 
 def shown_state(instance: Instance, committed: bool) -> dict[int, int]:

@@ -47,7 +47,7 @@ def test_a_row_that_comes_again_with_other_values_is_refused_and_nothing_of_its_
 
 
 def test_checks_go_into_the_log_and_to_other_hosts_and_rows_without_them_are_not_compared() -> None:
-    entry = Entry(np.arange(2), np.array([7, 8]), empty(), np.array([1, -2], np.int32))
+    entry = Entry(np.arange(2), np.array([7, 8]), empty(), checks=np.array([1, -2], np.int32))
     info, body = entry.part("sum", 1, "0")
     back = Entry.from_part(info, memoryview(body), Sum.output_schema)
     assert back.checks is not None
