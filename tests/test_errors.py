@@ -36,6 +36,7 @@ PUBLISHED = {
     "GODWIT-STALE-RUN": "StaleRun",
     "GODWIT-STATE-TOO-LARGE": "StateTooLarge",
     "GODWIT-STATE-TYPE": "StateTypeError",
+    "GODWIT-STATE-UNCERTAIN": "StateUncertain",
     "GODWIT-UNSUPPORTED-QUERY": "UnsupportedQuery",
     "GODWIT-PEER-FAILED": "PeerFailed",
     "GODWIT-WORK-LOST": "WorkLost",

@@ -41,6 +41,7 @@ __all__ = [
     "StaleRun",
     "StateTooLarge",
     "StateTypeError",
+    "StateUncertain",
     "UnsupportedQuery",
     "WorkLost",
     "WrongToken",
@@ -110,6 +111,12 @@ class PeerFailed(Retryable):
 
 class WorkLost(Retryable):
     code = "GODWIT-WORK-LOST"
+
+
+class StateUncertain(Retryable):
+    """Memory may not be what the changelog says: this generation of the host ends, and the next one reads the changelog."""
+
+    code = "GODWIT-STATE-UNCERTAIN"
 
 
 class StaleRun(Fenced):

@@ -244,15 +244,10 @@ class Shell:
     def work(self, job: Callable[[Instance], Work]) -> Work:
         """As `Exchange.worked`, with a death between any two of its steps."""
         die, self.die = self.die, None
-        seat = self.seat
-        work = job(seat.instance)
-        if die == "merged":
-            raise Died
-        if work.parts:
-            seat.lsn = self.log.append(work.parts)
+        work = job(self.seat.instance)
         if die == "in line":
             raise Died
-        self.log.flush(seat.lsn)
+        self.log.flush(work.lsn)
         if die == "written":
             raise Died
         return work
@@ -393,7 +388,7 @@ class Play:
         self.live.append(Attempt(request, lane, rows, cuts))
 
     def _step(self, attempt: Attempt, fault: str) -> None:
-        self.shell.die = self.draw(st.sampled_from(["merged", "in line", "written"])) if fault == "die" else None
+        self.shell.die = self.draw(st.sampled_from(["in line", "written"])) if fault == "die" else None
         if fault == "throw" and attempt.rows:
             Tripwire.at, Tripwire.at_timers = self.draw(st.sampled_from(attempt.rows)), self.draw(st.booleans())
         try:

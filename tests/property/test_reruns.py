@@ -245,7 +245,10 @@ def test_a_map_comes_back_in_its_order(subs: list[int], after: list[Any]) -> Non
     state.settle()
     expected, count = list(state.map_items(1, key)), state.key_count
     run(after)
-    state.revert(state.touched())
+    touched = list(state.touched())
+    state.stage_revert(touched)
+    state.commit()
+    state.settle_keys(touched)
     assert (list(state.map_items(1, key)), state.key_count) == (expected, count)
     assert not state.touched()
 

@@ -32,7 +32,8 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     instance = seat.instance
     instance.own(Ownership.initial("host-1", Routing.spread(["host-0"], 4)))
     instance.open(BatchRef("q", "r", 0), "0", 0, welcome, carries=False)
-    seat.lsn = log.append([instance.define_part(), instance.own_part(), instance.mark_part()])
+    instance.journal = log
+    instance.write([instance.define_part(), instance.own_part(), instance.mark_part()])
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     receiver = Receiver(port, seat, "m1", "host-0")
     schema = with_rows(instance.spec.output_schema)

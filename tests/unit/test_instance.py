@@ -126,12 +126,15 @@ def test_an_answer_names_only_work_that_is_written() -> None:
     class Log:
         lsn = 0
 
-        def append(self, parts: Any) -> int:
+        def draft(self, parts: Any) -> Any:
+            return parts
+
+        def append(self, draft: Any) -> int:
             self.lsn += 1
             return self.lsn
 
         def flush(self, lsn: int) -> None:
-            seat.lsn = self.append([])  # another lane gets in line and is not written yet
+            seat.instance.lsn = self.append([])  # another lane gets in line and is not written yet
 
     class Writer:
         def write_metadata(self, note: bytes) -> None:
@@ -140,6 +143,7 @@ def test_an_answer_names_only_work_that_is_written() -> None:
     log: Any = Log()
     exchange = Exchange("host-0", "/nowhere", log, lambda: 0, lambda: False, welcome)
     seat, writer = Seat(instance_of(Sum())), Writer()
+    seat.instance.journal = log
     work = exchange.worked(seat, lambda instance: instance.open(BatchRef("q", "r", 0), "0", 0, welcome))
     exchange.answer(writer, work, "opened")
     assert writer.note["lsn"] == 1

@@ -43,8 +43,9 @@ HOST: Final[Sequence[Place]] = (
     (Exchange, "_rows", "gate"),
     (Gate, "let_in", "gate"),
     (Instance, "apply", "state"),
-    (KeyedState, "commit", "state"),
-    (Instance, "_record", "changelog"),  # what the changelog is to hold is put into bytes here
+    (KeyedState, "prepare", "state"),
+    (KeyedState, "merge", "state"),
+    (Instance, "_prepare_record", "changelog"),  # what the changelog is to hold is put into bytes here
     (Changelog, "append", "changelog"),
     (Changelog, "flush", "changelog"),
     (Exchange, "_finish", "changelog"),

@@ -91,7 +91,7 @@ class Copies:
     def reached(self, progress: Progress) -> None:
         """So far the origin has come."""
         with self._seat.changed:
-            self._log(self._keep_up(progress))
+            self._keep_up(progress)
 
     def stands(self, step: int, batch: int) -> None:
         """All of it has been copied, in this batch of the origin's."""
@@ -103,8 +103,8 @@ class Copies:
         instance, batch = self._seat.instance, self._batch(body)
         with self._in_its_batch(note) as same:
             if same:
-                instance.state.amend(batch)
-                self._log([({"kind": "committed", "op": instance.name, "batch": instance.progress.batch}, body)])
+                info = {"kind": "committed", "op": instance.name, "batch": instance.progress.batch}
+                self._change((info, body), lambda: instance.state.amend(batch))
 
     def ledger(self, note: dict[str, Any], body: Any) -> None:
         """What the batch in progress has done; of what timers put out only one host tells, so that waits for the hand-over."""
@@ -115,21 +115,21 @@ class Copies:
                 return
             if not len(entry.rows):
                 name = self._name(note["step"])
-                instance.held.setdefault(name, []).append((lane, entry))
-                self._log([(note["entry"] | {"batch": instance.progress.batch, "held": name}, body)])
+                info = note["entry"] | {"batch": instance.progress.batch, "held": name}
+                self._change((info, body), lambda: instance.held.setdefault(name, []).append((lane, entry)))
                 return
             instance.ledger.make_room()
-            taken = instance.ledger.take_over(lane, entry)
+            taken = instance.ledger.missing(lane, entry)
             if taken is not None:
                 info, data = taken.part(instance.name, instance.progress.batch, lane)
-                self._log([(info | {"from": self._origin}, data)])
+                self._change((info | {"from": self._origin}, data), lambda: instance.ledger.record(lane, taken))
 
     @contextmanager
     def _in_its_batch(self, note: dict[str, Any]) -> Iterator[bool]:
         """Whether this instance is in the batch that is told of, and not ahead: of a committed batch nobody asks again."""
         progress = Progress.from_dict(note["progress"])
         with self._seat.changed:
-            self._log(self._keep_up(progress))
+            self._keep_up(progress)
             yield progress.batch == self._seat.instance.progress.batch
 
     def state(self, note: dict[str, Any], body: Any) -> None:
@@ -138,10 +138,7 @@ class Copies:
         keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
         self._note(note["step"], keys)
         with self._seat.lock:
-            instance.state.replay(batch)
-            instance.state.settle_keys(keys)
-            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
-            self._log([(info, body)])
+            instance.take_rows(batch, body, settled=True)
 
     def backup(self, note: dict[str, Any], body: Any) -> None:
         """The step's state out of the origin's changelog, as it was at the cut: the origin has no work with it."""
@@ -164,13 +161,9 @@ class Copies:
         if note["step"] in self.standing:
             self.standing[note["step"]] = max(progress.batch, self.standing[note["step"]])
         with self._seat.changed:
-            parts = self._keep_up(progress)
-            instance.state.replay(batch)
+            self._keep_up(progress)
             settled = progress.batch < instance.progress.batch or note.get("settled", False)
-            if settled:
-                instance.state.settle_keys(keys)
-            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": settled}
-            self._log([*parts, (info, body)])
+            instance.take_rows(batch, body, settled=settled)
 
     def replay(self, note: dict[str, Any], body: Any) -> None:
         """Rows that the origin has applied: the same again here, silently."""
@@ -181,10 +174,9 @@ class Copies:
         keys = codec.from_arrow([chunk.batch.column(name) for name in codec.schema.names])
         self._note(note["step"], keys)
         with self._seat.changed:
-            parts = self._keep_up(progress)
+            self._keep_up(progress)
             request = BatchRef(progress.query or "", progress.run or "", progress.batch)
             work = instance.follow(request, note["lane"], chunk, Times(*note["times"]))
-            self._log([*parts, *work.parts])
             if "expect" in note:
                 self._compare(note, work)
 
@@ -200,13 +192,13 @@ class Copies:
                 batch=note["progress"]["batch"],
             )
 
-    def _keep_up(self, progress: Progress) -> list[Part]:
+    def _keep_up(self, progress: Progress) -> None:
         """Be in the origin's batch, or ahead of it; the lock is held.
 
         Does not wait for hand-overs to be decided, as the first row of a batch does: that they are may come later on this very
         connection. Timers are not fired by it, so none is missed.
         """
-        return self._seat.instance.keep_up(progress, self._port.clock_ms())
+        self._seat.instance.keep_up(progress, self._port.clock_ms())
 
     def rest(self, note: dict[str, Any]) -> bool:
         """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
@@ -220,7 +212,7 @@ class Copies:
         progress = Progress.from_dict(mark["progress"])
         self._rests[note["step"]] = note
         with self._seat.changed:
-            self._log(self._keep_up(progress))
+            self._keep_up(progress)
             same = instance.progress.same_attempt(progress)
             if progress.batch == instance.progress.batch and not same and not progress.behind(instance.progress):
                 return False
@@ -244,8 +236,8 @@ class Copies:
             mark, progress = rest["mark"], Progress.from_dict(rest["mark"]["progress"])
             same_batch = progress.batch == instance.progress.batch
             anew = same_batch and not instance.progress.same_attempt(progress)  # here, and not there yet
-            parts = instance.revert_units(units) if anew else []
             if anew:
+                instance.revert_units(units)
                 mark = mark | {"fired": False, "fired_elsewhere": [], "watermark": mark["watermark"] | {"reported": {}}}
             instance.merge_watermark(mark["watermark"], same_batch)
             instance.inherit_timers(units, mark, same_batch, bool(rest.get("lost")))
@@ -253,7 +245,7 @@ class Copies:
             incoming = Incoming(units, self._origin, parcels.epochs_of(rest["epochs"]), apart)
             self._ownership.prepare(self._name(step), incoming)
             instance.staged |= units
-            self._log([*parts, instance.mark_part(), instance.own_part()])
+            self._log([instance.mark_part(), instance.own_part()])
             lsn = self._seat.lsn
             self._seat.changed.notify_all()
         self._port.log.sync(lsn)
@@ -368,15 +360,21 @@ class Copies:
         return pa.ipc.read_record_batch(body, changes_schema(self._seat.instance.key_codec))
 
     def _log(self, parts: list[Part]) -> None:
-        if parts:
-            self._seat.lsn = self._port.log.append(parts)
+        """Memory has changed already: if the parts cannot be written, the host ends."""
+        self._seat.instance.write(parts)
+
+    def _change(self, part: Part, change: Callable[[], None]) -> None:
+        """Write the part, then change memory."""
+
+        def prepare(work: Work) -> Callable[[], None]:
+            work.parts.append(part)
+            return change
+
+        self._seat.instance.change(prepare)
 
     def _drop_keys(self, keys: list[Key]) -> None:
-        instance = self._seat.instance
-        changes = instance.state.drop(keys) if keys else None
-        if changes is not None and len(changes):
-            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
-            self._log([(info, changes.to_batch(instance.key_codec).serialize())])
+        if keys:
+            self._seat.instance.drop_keys(keys, settled=True)
 
 
 def scan(seat: Seat, select: Callable[[Any], Any]) -> list[Key]:

@@ -158,21 +158,12 @@ class Exchange:
         return work
 
     def _do(self, seat: Seat, job: Callable[[Instance], Work]) -> Work:
-        """With the lock held: do it and put in line what it must leave in the changelog."""
+        """With the lock held: do it; what it must leave in the changelog is in line when this returns."""
         counters, rows_before = seat.instance.counters, seat.instance.counters.rows
         began = time.perf_counter()
         seat.gauges.begins(began)
         try:
             work = job(seat.instance)
-            if work.parts:
-                seat.lsn = self._log.append(work.parts)
-            work.lsn = seat.lsn
-        except BaseException:
-            if seat.instance.unlogged:  # a batch that was reverted, or spoiled, is so though the request has failed
-                unlogged, seat.instance.unlogged = seat.instance.unlogged, []
-                seat.lsn = self._log.append(unlogged)
-                self._log.flush(seat.lsn)
-            raise
         finally:
             ended = time.perf_counter()
             seat.gauges.ends(ended, counters.rows - rows_before)

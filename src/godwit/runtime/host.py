@@ -23,6 +23,7 @@ from godwit.errors import (
     GodwitError,
     ProcessorTimeout,
     StaleGeneration,
+    StateUncertain,
 )
 from godwit.model.routing import Routing
 from godwit.model.units import Units
@@ -220,6 +221,8 @@ class Host:
             if self.log.fenced():
                 self._fatal = replaced(self.config.host, self.generation)
                 break
+            if self.log.failure is not None:
+                self._end(self.log.failure)
             if self._backup is not None:
                 self._backup.watch()
         if self._fatal is not None:
@@ -255,7 +258,7 @@ class Host:
             self._lanes.converse(seat, header, reader, writer)
         except GodwitError as error:
             self._send_error(writer, began, error.at(host=self.config.host))
-            if isinstance(error, (CheckpointUnusable, StaleGeneration)):
+            if isinstance(error, (CheckpointUnusable, StaleGeneration, StateUncertain)):
                 self._end(error)
         except GONE:
             return  # the router went away; it comes back or Spark retries its task
@@ -282,6 +285,8 @@ class Host:
         seat = self._seats.newest(wire.field(header, "operator", str))
         committed_batch = wire.field(header, "committed_batch", int)
         with seat.lock:
+            if self.log.failure is not None:  # memory may not be what has been written
+                raise self.log.failure.with_traceback(None)
             # Every batch before the one in progress is committed; of that one, only Spark knows.
             settled = seat.instance.spec.ephemeral or seat.instance.progress.batch <= committed_batch
             batches = list(seat.instance.state.export(committed=not settled))
@@ -306,9 +311,9 @@ class Host:
                 continue
             with seat.lock:
                 if seat.instance.progress.query is None:
-                    told = {"fired": True, "unfired": Units().to_dict(), "joined": True, "spoiled": ""}
-                    seat.instance.recover_mark(mark | told)
-                    seat.lsn = self.log.append([seat.instance.mark_part()])
+                    joins = {"fired": True, "unfired": Units().to_dict(), "joined": True, "spoiled": ""}
+                    seat.instance.recover_mark(mark | joins)
+                    seat.instance.write([seat.instance.mark_part()])
             self.log.flush(seat.lsn)
         return {}
 

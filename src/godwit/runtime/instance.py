@@ -1,8 +1,8 @@
 """An operator's share on one host: decides what a request means, applies it whole or not at all, remembers what it gave back.
 
-Everything that must be durable leaves as parts for the changelog, returned together with the answer; the host writes them
-before it answers. No threads, sockets, files or clock here: the host holds the lock and tells the time. Follows DESIGN 4: the
-ledger of the batch in progress, commit proven by the next batch, timers fired between two batches.
+Everything that must be durable is put in line in the changelog before memory changes (`Remembered.change`); the host waits
+until it is written before it answers. No threads, sockets, files or clock here: the host holds the lock and tells the time.
+Follows DESIGN 4: the ledger of the batch in progress, commit proven by the next batch, timers fired between two batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from godwit.runtime.grouping import group_by_key
 from godwit.runtime.remembered import Remembered
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.shares import MINE, selects
-from godwit.runtime.work import Admit, Chunk, Work
+from godwit.runtime.work import Admit, Chunk, Followed, Work
 from godwit.state.keys import Key
 from godwit.state.ledger import TIMER_ROW, Entry, with_rows
 
@@ -47,29 +47,44 @@ class Instance(Remembered):
         What timers put out leaves through that lane, and only through it, however often it is opened again. A lane without
         rows cannot be told from others of its kind, so it carries nothing; if no other opens, timers wait for the next batch.
         """
+        if self.progress.judge(request) is Verdict.UNKNOWN_RUN:
+            self._check_run(request, admit)
+        work = self.change(lambda work: self._prepare_batch(work, request, lane, now_ms, carries), self._undo_batch())
+        work.outputs = self.ledger.timer_outputs(lane) if carries else []
+        work.begun["firings"] = self.ledger.firings(lane) if carries else []
+        return work
+
+    def _prepare_batch(
+        self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool
+    ) -> Callable[[], None]:
         verdict = self.progress.judge(request)
-        if unknown := verdict is Verdict.UNKNOWN_RUN:
-            self._admit(request, admit)
+        if unknown := verdict is Verdict.UNKNOWN_RUN:  # checked before
+            self.progress = self.progress.admit(request)
             verdict = self.progress.judge(request)
         self._refuse(verdict, request, lane)
         if begins := verdict is not Verdict.SAME:
             self.check_complete(request)
             self._next_batch(request, now_ms)
         fires = carries and self.fires
-        work = self._fire(lane) if fires else Work()
-        work.outputs = self.ledger.timer_outputs(lane) if carries else []
+        fire = self._prepare_timers(work, lane) if fires else None
         # A run taken up within a batch is written down at once, so that the one before stays fenced after a restart.
         if begins or unknown or fires:
             work.parts.insert(0, self.mark_part())
-        work.parts[:0], self.unlogged = self.unlogged, []
         # What is behind the watermark may be late, or may not be for this processor: that is told of each row by itself.
         by_event = self._late_us(self.times) is not None
         work.begun = {"merge": self.merge, "late_us": self.times.late_ms * 1000 if by_event else None}
-        work.begun |= {"before": self.before, "firings": self.ledger.firings(lane) if carries else []}
-        return work
+        work.begun |= {"before": self.before}
 
-    def _admit(self, request: BatchRef, admit: Admit) -> None:
-        """Take up a run. If it replays the batch in progress, what was applied of that is reverted, as Spark does.
+        def merge() -> None:
+            if begins:
+                self._settle(now_ms)
+            if fire is not None:
+                fire()
+
+        return merge
+
+    def _check_run(self, request: BatchRef, admit: Admit) -> None:
+        """A run that is new here. If it replays the batch in progress, what was applied of that is reverted, as Spark does.
 
         So it does not matter how the batch is cut this time, nor what is in it.
         """
@@ -85,9 +100,8 @@ class Instance(Remembered):
                 todo="Restore both checkpoints from the same copy",
                 operator=self.spec.name,
             )
-        self.progress = self.progress.admit(request)
         if why or (request.batch == self.progress.batch and self.applied):
-            self.unlogged += self.revert()
+            self.revert(request)
 
     def _lost_batch(self, why: str, error: CheckpointMismatch) -> CheckpointMismatch:
         return CheckpointMismatch(
@@ -115,25 +129,29 @@ class Instance(Remembered):
             case Verdict.SAME | Verdict.NEXT | Verdict.SKIPPED:
                 return
 
-    def _fire(self, lane: str) -> Work:
+    def _prepare_timers(self, work: Work, lane: str) -> Callable[[], None]:
         """Timers that are due after the rows of the batch before, which is complete: as Spark fires them at its end."""
         self.state.now_ms = self.times.processing_ms
         if not self.staged:  # a copy must stay as its owner has it; what has expired is not seen anyway
             self.state.expire_ttl(self.times.processing_ms)
         due = self.due
-        work = Work()
         timers = [] if due is None else self._owned(self.state.due(self._due_ms(due)))
         if due is not None and timers:
             rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
             tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, due), rows))
-            self._record(work, lane, Entry(_NO_ROWS, _NO_ROWS, tagged, firing=self._next_firing()))
-            self.counters.timers_fired += len(timers)
+            entry = Entry(_NO_ROWS, _NO_ROWS, tagged, firing=self._next_firing())
+            record = self._prepare_record(work, lane, entry)
         else:
-            self._log_changes(work)
+            record = self._prepare_changes(work)
         self.fired, self.unfired = True, self._not_owned(self.unfired)
-        for follower in self.followers:
-            follower.changed(self.progress.batch, work.changes)
-        return work
+
+        def merge() -> None:
+            record()
+            self.counters.timers_fired += len(timers)
+            for follower in self.followers:
+                follower.changed(self.progress.batch, work.changes)
+
+        return merge
 
     def _next_firing(self) -> str:
         """A name that no other firing of the batch has, at any host."""
@@ -173,13 +191,15 @@ class Instance(Remembered):
         """Rows of a lane, ascending by index. Rows applied before are answered from the ledger, the others are applied."""
         self._check_current(request, lane)
         unseen = self._unseen(lane, chunk)
-        work = Work()
+        recorded: list[pa.RecordBatch] = []
         if unseen is not None:
-            work.outputs = self.ledger.recorded(lane, chunk.rows[~unseen])
-            self.counters.replayed += int((~unseen).sum())
+            recorded = self.ledger.recorded(lane, chunk.rows[~unseen])
             chunk = chunk.filter(unseen)
+        work = self._apply_unseen(request, lane, chunk) if len(chunk) else Work(lsn=self.lsn)
+        work.outputs = [*recorded, *work.outputs]
+        if unseen is not None:
+            self.counters.replayed += len(unseen) - len(chunk)
         if len(chunk):
-            self._apply_unseen(work, request, lane, chunk)
             self.ledger.begin(lane)
             self.counters.rows += len(chunk)
             self.counters.sample(chunk.hashes)
@@ -196,7 +216,7 @@ class Instance(Remembered):
         error.at(operator=self.spec.name, batch=self.progress.batch)
         if not self.spoiled:
             self.spoiled = error.message
-            self.unlogged.append(self.mark_part())
+            self.write([self.mark_part()])
         return error
 
     def follow(self, request: BatchRef, lane: str, chunk: Chunk, times: Times) -> Work:
@@ -205,22 +225,11 @@ class Instance(Remembered):
         A batch that is over here is committed: nobody asks for its rows again, and what they change is settled at once.
         """
         over = request.batch < self.progress.batch
-        record = (
-            not over and request.run == self.progress.run
-        )  # of an attempt that was reverted here, nobody asks either
+        record = not over and request.run == self.progress.run  # nor of an attempt that was reverted here
         unseen = self.ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks) if record else None
         chunk = chunk if unseen is None else chunk.filter(unseen)
-        work = Work()
-        if len(chunk):
-            keys = self._apply_unseen(work, request, lane, chunk, times, record)
-            for info, _ in work.parts:
-                if (
-                    info["kind"] == "ledger"
-                ):  # its router says to the owner that it has come to its end, perhaps not here
-                    info["from"] = "owner"
-            if over:
-                self.state.settle_keys(keys)
-        return work
+        followed = Followed(times, over, record)
+        return self._apply_unseen(request, lane, chunk, followed) if len(chunk) else Work(lsn=self.lsn)
 
     def _check_current(self, request: BatchRef, lane: str) -> None:
         verdict = self.progress.judge(request)
@@ -236,18 +245,19 @@ class Instance(Remembered):
                 lane=lane,
             )
 
-    def _apply_unseen(
-        self,
-        work: Work,
-        request: BatchRef,
-        lane: str,
-        chunk: Chunk,
-        times: Times | None = None,
-        record: bool = True,
-    ) -> list[Key]:
+    def _apply_unseen(self, request: BatchRef, lane: str, chunk: Chunk, followed: Followed | None = None) -> Work:
+        late = self.counters.late
+
+        def undo() -> None:
+            self.counters.late = late
+
+        return self.change(lambda work: self._prepare_rows(work, request, lane, chunk, followed), undo)
+
+    def _prepare_rows(
+        self, work: Work, request: BatchRef, lane: str, chunk: Chunk, followed: Followed | None
+    ) -> Callable[[], None]:
         self.ledger.make_room()  # first, because it may fail
-        counted = times is None  # rows that are only followed cost their owner, and count there
-        times = times or self.times
+        times = self.times if followed is None else followed.times
         kept = self._without_late(chunk, times)
         late = len(chunk) - len(kept)
         self.state.now_ms = times.processing_ms
@@ -258,17 +268,28 @@ class Instance(Remembered):
             late -= getattr(self.adapter, "late_rows", 0)  # a window decides by itself which rows are too late for it
             tagged = self._call(lambda adapter: _tagged(adapter.process(grouped, times)))
             late += getattr(self.adapter, "late_rows", 0)
-            if self.hot is not None and counted:
+            if self.hot is not None and followed is None:  # rows that are only followed count at their owner
                 self.hot.add(grouped, kept.hashes)
         else:
             tagged = _empty(self.spec.output_schema)
         if late:
             self.counters.late += late
             work.parts.append(self.mark_part())
-        self._record(work, lane, Entry(chunk.rows, chunk.hashes, tagged, checks=chunk.checks), record)
-        for follower in self.followers:
-            follower.applied(request, lane, chunk, times, keys, work)
-        return keys
+        entry = Entry(chunk.rows, chunk.hashes, tagged, checks=chunk.checks)
+        record = self._prepare_record(work, lane, entry, followed is None or followed.record)
+        if followed is not None:
+            for info, _ in work.parts:
+                if info["kind"] == "ledger":  # the router says to the owner that the lane has ended, perhaps not here
+                    info["from"] = "owner"
+
+        def merge() -> None:
+            record()
+            if followed is not None and followed.over:
+                self.state.settle_keys(keys)
+            for follower in self.followers:
+                follower.applied(request, lane, chunk, times, keys, work)
+
+        return merge
 
     def _without_late(self, chunk: Chunk, times: Times) -> Chunk:
         """As Spark does, rows at or before the watermark of the batch before are not processed; here they are counted."""
@@ -284,7 +305,7 @@ class Instance(Remembered):
         return (times.late_ms - self.spec.lateness_ms) * 1000
 
     def _call(self, call: Callable[[Adapter], pa.RecordBatch]) -> pa.RecordBatch:
-        """Run user code on the staged state; whatever it or its outputs do wrong leaves the state as it was."""
+        """Run user code on the staged state, which `change` rolls back whatever the code or its outputs do wrong."""
         if self.adapter is None:
             raise DefinitionError(
                 "the operator has not been defined since this flock was opened",
@@ -295,10 +316,8 @@ class Instance(Remembered):
             with self.guard():
                 return call(self.adapter)
         except GodwitError as error:
-            self.state.rollback()
             raise error.at(operator=self.spec.name, batch=self.progress.batch) from error.__cause__
         except (Exception, SystemExit) as error:
-            self.state.rollback()
             key = self.adapter.current_key
             raise ProcessorFailed(
                 f"the processor threw {type(error).__name__}: {error}",
@@ -308,27 +327,32 @@ class Instance(Remembered):
                 batch=self.progress.batch,
                 trace="".join(traceback.format_exception(error)[-6:]),
             ) from error
-        except BaseException:
-            self.state.rollback()
-            raise
 
-    def _record(self, work: Work, lane: str, entry: Entry, record: bool = True) -> None:
+    def _prepare_record(self, work: Work, lane: str, entry: Entry, record: bool = True) -> Callable[[], None]:
         outputs = entry.outputs
-        self._log_changes(work)
+        merge_changes = self._prepare_changes(work)
         if record:
             part = entry.part(self.name, self.progress.batch, lane)
-            self.ledger.record(lane, entry.within(part))
+            entry = entry.within(part)
             work.parts.append(part)
         if len(outputs):
             work.outputs.append(outputs)
-        self.counters.outputs += len(outputs)
 
-    def _log_changes(self, work: Work) -> None:
-        changes = self.state.commit()
-        work.changes = changes
-        if len(changes):
+        def merge() -> None:
+            merge_changes()
+            if record:
+                self.ledger.record(lane, entry)
+            self.counters.outputs += len(outputs)
+
+        return merge
+
+    def _prepare_changes(self, work: Work) -> Callable[[], None]:
+        prepared = self.state.prepare()
+        work.changes = prepared.changes
+        if len(prepared.changes):
             info = {"kind": "state", "op": self.name, "batch": self.progress.batch}
-            work.parts.append((info, changes.to_batch(self.key_codec).serialize()))
+            work.parts.append((info, prepared.changes.to_batch(self.key_codec).serialize()))
+        return lambda: self.state.merge(prepared)
 
     def finish(self, request: BatchRef, lane: str, row_count: int | None, event_max_ms: int | None) -> Work:
         """The lane has sent all its rows; its event time counts from the next batch on."""
@@ -348,11 +372,15 @@ class Instance(Remembered):
             )
         self._refuse_due_timers()
         if lane in self.ledger.finished:
-            return Work()
+            return Work(lsn=self.lsn)
         info = {"kind": "ledger", "op": self.name, "batch": request.batch, "lane": lane}
         info |= {"finished": row_count, "event_max_ms": event_max_ms}
-        self._finished(info)
-        return Work(parts=[(info, b"")])
+
+        def prepare(work: Work) -> Callable[[], None]:
+            work.parts.append((info, b""))
+            return lambda: self._finished(info)
+
+        return self.change(prepare)
 
     def _refuse_due_timers(self) -> None:
         """A batch DataFrame has no batch after it in which a timer could fire; one that is still to come never does."""
@@ -377,13 +405,16 @@ class Instance(Remembered):
         unseen = self.ledger.unseen(lane, row_index, hashes)
         if unseen is not None:
             batch, row_index, hashes = batch.filter(pa.array(unseen)), row_index[unseen], hashes[unseen]
-        work = Work()
-        if len(row_index):
+        if not len(row_index):
+            return Work(lsn=self.lsn)
+
+        def prepare(work: Work) -> Callable[[], None]:
             rows, times = group_by_key(batch, row_index, self.key_codec), self._times(now_ms)
             self.state.now_ms = now_ms
             self._call(lambda adapter: _initialise(adapter, rows, times, self.spec.output_schema))
-            self._record(work, lane, Entry(row_index, hashes, _empty(self.spec.output_schema)))
-        return work
+            return self._prepare_record(work, lane, Entry(row_index, hashes, _empty(self.spec.output_schema)))
+
+        return self.change(prepare)
 
     def timers_due(self, now_ms: int) -> bool:
         """Whether a further batch would fire a timer or, as Spark does when nothing else comes, move the watermark."""

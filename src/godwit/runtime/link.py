@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import HostUnavailable, StaleGeneration
+from godwit.errors import HostUnavailable, StaleGeneration, StateUncertain
 from godwit.runtime.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
 from godwit.runtime.link_pieces import Finish, Piece
 from godwit.runtime.link_stream import Stream
@@ -30,8 +30,8 @@ from godwit.transport.flight import GONE
 BREAKS_MAX = 20  # in a row without an answer: then the host refuses us for a reason that waiting does not mend
 MEET_S = 1.0  # for a connection; a host that is busy has one waiting for it at once
 AGAIN_S = 1.0  # after which an address that was lost is tried again: perhaps only the connection broke
-# What ends a stream but not the work on it. A host that is fenced has a successor, or is about to have one.
-LOST = (*GONE, StaleGeneration)
+# What ends a stream but not the work on it. A host that is fenced, or ends itself, has a successor or is about to have one.
+LOST = (*GONE, StaleGeneration, StateUncertain)
 
 
 class Link:

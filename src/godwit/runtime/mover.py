@@ -452,7 +452,7 @@ class Mover:
                 if not instance.progress.same_attempt(self._farewell_in) or not self._farewell:
                     self._farewell, self._farewell_in = list(instance.ledger.timers()), instance.progress
                 instance.ledger.drop(lambda hashes: np.zeros(len(hashes), np.bool_), timers=True)
-            self._seat.lsn = lsn = self._port.log.append([instance.own_part()])
+            lsn = instance.write([instance.own_part()])
             self._seat.changed.notify_all()
         self._port.log.sync(lsn)
         self._line.put(Released(step))
@@ -480,18 +480,13 @@ class Mover:
                 gone = instance.stands(hashes) == AWAY
                 if instance.staged:
                     gone &= ~selects(instance.staged, ownership)(hashes)
-                dropped = [part[i] for i in np.flatnonzero(gone).tolist()]
-                changes = instance.state.drop(dropped)
-                instance.state.settle_keys(dropped)  # a batch that begins anew must not bring them back
-                if len(changes):
-                    info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
-                    body = changes.to_batch(instance.key_codec).serialize()
-                    self._seat.lsn = self._port.log.append([(info, body)])
+                # Settled: a batch that begins anew must not bring them back.
+                instance.drop_keys([part[i] for i in np.flatnonzero(gone).tolist()], settled=True)
         with self._seat.changed:
             coming = selects(instance.staged, ownership)  # back, and with a ledger of its own
             instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))
             ownership.confirm(f"{self.order.id}/{step}")
-            self._seat.lsn = self._port.log.append([instance.own_part()])
+            instance.write([instance.own_part()])
         if self.order.gap_ms:
             self._peer.idle.wait(self.order.gap_ms / 1000)  # before the next step has its turn
         self.figures.keys += len(keys)

@@ -25,7 +25,6 @@ from godwit.runtime.receiver import Receiver
 from godwit.runtime.rows import Index
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
-from godwit.runtime.work import Part
 from godwit.state.keys import Key
 from godwit.transport import wire
 
@@ -95,12 +94,7 @@ class Moves:
         select = selects(units, instance.ownership)
         keys = scan(seat, lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY))
         instance.staged -= units
-        parts: list[Part] = [instance.own_part()]
-        changes = instance.state.drop(keys)
-        if len(changes):
-            info = {"kind": "state", "op": instance.name, "batch": instance.progress.batch, "settled": True}
-            parts.append((info, changes.to_batch(instance.key_codec).serialize()))
-        seat.lsn = self._port.log.append(parts)
+        instance.drop_keys(keys, True, instance.own_part())
 
     def stop(self) -> None:
         for mover in list(self._movers.values()):

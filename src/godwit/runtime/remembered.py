@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import BatchIncomplete
+from godwit.errors import BatchIncomplete, CheckpointUnusable, GodwitError, StaleGeneration, StateUncertain
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
@@ -21,7 +22,7 @@ from godwit.runtime.rows import Adapter, Index, Times
 from godwit.runtime.shares import Shares, selects
 from godwit.runtime.sketch import HotKeys
 from godwit.runtime.spec import OperatorSpec, merge_of, schema_text
-from godwit.runtime.work import Counters, Follower, Part
+from godwit.runtime.work import Counters, Follower, Journal, Part, Unwritten, Work
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.ledger import Entry, Ledger, memory_bytes_max
@@ -61,8 +62,97 @@ class Remembered:
         ] = {}  # by step: what such timers put out, until the step is served
         self.late_before = 0  # late rows that had been counted when the batch in progress began
         self.spoiled = ""  # why the batch in progress must not be committed: something of it did not replay
-        self.unlogged: list[Part] = []  # to be written down even if the request that led to it fails
+        self.journal: Journal = Unwritten()
+        self.lsn = -1  # of the last frame that the instance rests on
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def change(self, prepare: Callable[[Work], Callable[[], None]], undo: Callable[[], None] | None = None) -> Work:
+        """Change all or nothing: prepare on the stage, write it down, then merge what was prepared.
+
+        `prepare` puts parts into the work and gives what merges them; what it changes besides the stage, `undo` changes back.
+        What fails before the frame is put in line leaves everything as it was. What fails later leaves memory and changelog
+        apart, so nothing more is written, and the next generation of the host begins with what the changelog has.
+        """
+        work, in_line = Work(), False
+        try:
+            merge = prepare(work)
+            draft = self.journal.draft(work.parts)
+            in_line = True
+            if work.parts:
+                self.lsn = self.journal.append(draft)
+            merge()
+        except BaseException as error:
+            if in_line or not self._undone(undo):
+                raise self.uncertain(error) from error
+            if isinstance(error, GodwitError):
+                error.at(operator=self.spec.name, batch=self.progress.batch)
+            raise
+        work.lsn = self.lsn
+        return work
+
+    def _undone(self, undo: Callable[[], None] | None) -> bool:
+        try:
+            self.state.rollback()
+            if undo is not None:
+                undo()
+        except BaseException:  # noqa: BLE001 whatever it is, nobody knows what memory holds now
+            return False
+        return True
+
+    def write(self, parts: Sequence[Part]) -> int:
+        """Write down what has changed in memory already; if that fails, only the changelog knows what holds."""
+        try:
+            self.lsn = self.journal.append(self.journal.draft(parts))
+        except BaseException as error:
+            raise self.uncertain(error) from error
+        return self.lsn
+
+    def uncertain(self, error: BaseException) -> GodwitError:
+        """Nothing counts any more that this generation does. A changelog that cannot be written says so by itself."""
+        failure: GodwitError = StateUncertain(
+            f"memory and changelog may differ since {type(error).__name__}: {error}",
+            todo="The host starts again from its changelog by itself, and nothing is lost or applied twice",
+            operator=self.spec.name,
+            batch=self.progress.batch,
+        )
+        if isinstance(error, (CheckpointUnusable, StaleGeneration, StateUncertain)):
+            failure = error
+        self.journal.fail(failure)
+        return failure
+
+    def take_rows(self, rows: pa.RecordBatch, body: Any, settled: bool) -> None:
+        """Change rows from elsewhere, as they are; `settled`: what the keys hold then is committed."""
+
+        def prepare(work: Work) -> Callable[[], None]:
+            keys = self.key_codec.from_arrow(rows.columns[:COLUMN_VAR]) if settled else []
+            self.state.stage(rows)
+            prepared = self.state.prepare()
+            info = {"kind": "state", "op": self.name, "batch": self.progress.batch, "settled": settled}
+            work.parts.append((info, body))
+
+            def merge() -> None:
+                self.state.merge(prepared)
+                self.state.settle_keys(keys)
+
+            return merge
+
+        self.change(prepare)
+
+    def drop_keys(self, keys: Sequence[Key], settled: bool, *parts: Part) -> None:
+        """Nothing is left of these keys; the parts are written in the same frame."""
+
+        def prepare(work: Work) -> Callable[[], None]:
+            self.state.stage_drop(keys)
+            prepared = self.state.prepare()
+            work.parts += parts
+            if len(prepared.changes):
+                info = {"kind": "state", "op": self.name, "batch": self.progress.batch, "settled": settled}
+                work.parts.append((info, prepared.changes.to_batch(self.key_codec).serialize()))
+            return lambda: self.state.merge(prepared)
+
+        self.change(prepare)
 
     # -- definition and recovery -------------------------------------------------------------------------------------
 
@@ -218,24 +308,29 @@ class Remembered:
         if same_batch and self.due is None and mark["due"] is not None:
             self.due = Times(*mark["due"])
 
-    def keep_up(self, progress: Progress, now_ms: int) -> list[Part]:
-        """Another instance of the operator is in this batch, so those before it are committed. Nothing if that is no news.
+    def keep_up(self, progress: Progress, now_ms: int) -> None:
+        """Another instance of the operator is in this batch, so those before it are committed.
 
         If it has begun the batch anew, in a later run of the query, so does this one.
         """
         request = BatchRef(progress.query or "", progress.run or "", progress.batch)
         if progress.query is not None and self.progress.behind(progress):
-            self.progress = self.progress.admit(request)
-            return self.revert()
+            self.revert(request)
+            return
         if progress.query is None or progress.batch <= self.progress.batch:
-            return []
+            return
         self.check_complete(request)
-        if self.progress.query is None:
-            self.progress = Progress(progress.query, progress.run, -1, progress.fenced)
-        elif self.progress.run != progress.run:
-            self.progress = self.progress.admit(request)
-        self._next_batch(request, now_ms)
-        return [self.mark_part()]
+
+        def prepare(work: Work) -> Callable[[], None]:
+            if self.progress.query is None:
+                self.progress = Progress(progress.query, progress.run, -1, progress.fenced)
+            elif self.progress.run != progress.run:
+                self.progress = self.progress.admit(request)
+            self._next_batch(request, now_ms)
+            work.parts.append(self.mark_part())
+            return lambda: self._settle(now_ms)
+
+        self.change(prepare, self._undo_batch())
 
     def merge_watermark(self, watermark: Mapping[str, Any], same_batch: bool) -> None:
         """What another instance knows of the lanes' event times, in this batch or at the end of the one before."""
@@ -258,33 +353,55 @@ class Remembered:
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def revert(self) -> list[Part]:
-        """The batch in progress begins anew: everything is as it was when the batch began. Gives what says so in the log.
+    def revert(self, request: BatchRef) -> None:
+        """A later run begins the batch in progress anew: everything is as it was when the batch began, and the log says so.
 
         Its timers fire again with the times they had, as a batch of Spark keeps its timestamp.
         """
-        keys = self._answered_for(list(self.state.touched()))
-        changes = self.state.revert(keys)
-        parts = self._settled_parts(changes)
-        self.ledger.clear()
-        self.fired = self.progress.batch < 0
-        self.fired_elsewhere, self.held, self.unfired = [], {}, Units()
-        self.watermark.reported = {}
-        self.counters.late = self.late_before
-        self.spoiled = ""
-        self.merge = self.spec.merge
-        self.progress = self.progress.again()
-        for follower in self.followers:
-            follower.reverted(keys, changes)
-        return [*parts, self.mark_part()]
 
-    def revert_units(self, units: Units) -> list[Part]:
+        def prepare(work: Work) -> Callable[[], None]:
+            keys = self._answered_for(list(self.state.touched()))
+            changes = self.state.stage_revert(keys)
+            prepared = self.state.prepare()
+            self.progress = self.progress.admit(request).again()
+            self.fired = self.progress.batch < 0
+            self.fired_elsewhere, self.held, self.unfired = [], {}, Units()
+            self.watermark = replace(self.watermark, reported={})
+            self.counters.late = self.late_before
+            self.spoiled = ""
+            self.merge = self.spec.merge
+            work.parts += [*self._settled_parts(changes), self.mark_part()]
+
+            def merge() -> None:
+                self.state.merge(prepared)
+                self.state.settle_keys(keys)
+                self.ledger.clear()
+                for follower in self.followers:
+                    follower.reverted(keys, changes)
+
+            return merge
+
+        self.change(prepare, self._undo_batch())
+
+    def revert_units(self, units: Units) -> None:
         """Keys of an origin that has not begun the batch anew yet: what it has applied of the batch counts no more."""
         assert self.ownership is not None, "keys came from another owner"
-        keys = list(self.state.touched())
-        hashes: Index = np.array([self.key_codec.route_hash(key) for key in keys], np.int64)
-        chosen = np.flatnonzero(selects(units, self.ownership)(hashes)).tolist()
-        return self._settled_parts(self.state.revert([keys[i] for i in chosen]))
+        touched = list(self.state.touched())
+        hashes: Index = np.array([self.key_codec.route_hash(key) for key in touched], np.int64)
+        keys = [touched[i] for i in np.flatnonzero(selects(units, self.ownership)(hashes)).tolist()]
+
+        def prepare(work: Work) -> Callable[[], None]:
+            changes = self.state.stage_revert(keys)
+            prepared = self.state.prepare()
+            work.parts += self._settled_parts(changes)
+
+            def merge() -> None:
+                self.state.merge(prepared)
+                self.state.settle_keys(keys)
+
+            return merge
+
+        self.change(prepare)
 
     def _settled_parts(self, changes: Sequence[pa.RecordBatch]) -> list[Part]:
         info = {"kind": "state", "op": self.name, "batch": self.progress.batch, "settled": True}
@@ -328,10 +445,23 @@ class Remembered:
                 batch=request.batch,
             )
 
+    def _undo_batch(self) -> Callable[[], None]:
+        """Makes a batch that could not be begun undone: what `_next_batch` and its caller set is as it is now."""
+        progress, fired, due, times, merge = self.progress, self.fired, self.due, self.times, self.merge
+        watermark, fired_elsewhere, held = self.watermark, self.fired_elsewhere, self.held
+        unfired, firings, before, joined = self.unfired, self.firings, self.before, self.joined
+        spoiled, late, late_before = self.spoiled, self.counters.late, self.late_before
+
+        def undo() -> None:
+            self.progress, self.fired, self.due, self.times, self.merge = progress, fired, due, times, merge
+            self.watermark, self.fired_elsewhere, self.held = watermark, fired_elsewhere, held
+            self.unfired, self.firings, self.before, self.joined = unfired, firings, before, joined
+            self.spoiled, self.counters.late, self.late_before = spoiled, late, late_before
+
+        return undo
+
     def _next_batch(self, request: BatchRef, now_ms: int) -> None:
-        """The batch before is committed: forget how to answer for it. Stays so even if a timer's code then throws."""
-        self.state.settle()
-        self.ledger.clear()
+        """Begin the batch. What was remembered of the one before goes when that is written down: `_settle`."""
         # Timers from initial state wait for the rows of the first batch, as in Spark.
         is_first = self.times.processing_ms == 0
         self.due = None if self.spec.time_mode == "none" or is_first else self._times(now_ms)
@@ -341,12 +471,19 @@ class Remembered:
         self.before = None if self.joined or self.progress.batch < 0 else self.progress.batch
         self.joined = False
         self.progress = self.progress.advance(request.batch)
+        before = self.watermark
+        self.watermark = replace(before, lanes=dict(before.lanes), reported=dict(before.reported))
         self.watermark.next_batch()
         self.times = self._times(now_ms)
         self.merge = self.spec.merge
         self.late_before = self.counters.late
         self.spoiled = ""
-        self.counters.recent.append((request.batch, now_ms, self.counters.rows))
+
+    def _settle(self, now_ms: int) -> None:
+        """The batch before is committed: forget how to answer for it."""
+        self.state.settle()
+        self.ledger.clear()
+        self.counters.recent.append((self.progress.batch, now_ms, self.counters.rows))
 
     def _times(self, now_ms: int) -> Times:
         """A batch DataFrame has no watermark: PySpark shows -1."""

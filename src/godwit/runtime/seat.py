@@ -34,7 +34,6 @@ class Seat:
     instance: Instance
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(init=False)
-    lsn: int = -1
     told: list[Callable[[Event], None]] = field(default_factory=list)  # movers: told when a batch begins
     wanted: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: told what rows wait for
     staging: dict[str, Units] = field(default_factory=dict)  # by migration: of what it has copies here
@@ -42,6 +41,11 @@ class Seat:
     held: bool = False  # no batch begins: the flock is being copied
     stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
     gauges: Gauges = field(default_factory=lambda: Gauges(time.perf_counter()))
+
+    @property
+    def lsn(self) -> int:
+        """Where in the changelog all is that the instance rests on."""
+        return self.instance.lsn
 
     def stalled(self, waited_ms: float, rows: int) -> None:
         self.stalls.append(Stall(time.time() * 1000, waited_ms, rows))

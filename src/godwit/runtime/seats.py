@@ -23,7 +23,7 @@ from godwit.runtime.instance import Instance
 from godwit.runtime.seat import Seat
 from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.runtime.watch import Watch
-from godwit.runtime.work import Part
+from godwit.runtime.work import Part, Unwritten
 from godwit.state.changelog import Changelog
 from godwit.state.changes import changes_schema
 from godwit.state.keys import KeyCodec
@@ -100,6 +100,7 @@ class Seats:
         limit = self._memory_max_bytes
         scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
         instance = Instance(name, spec, KeyedState(spec.variables, key_codec, scratch, limit), key_codec)
+        instance.journal = self._log
         instance.guard = lambda: self._watch.over(instance.spec.timeout_s, instance.describe, instance.current_call)
         return instance
 
@@ -122,7 +123,7 @@ class Seats:
             with seat.lock:
                 seat.instance.attach(operator.spec, self._adapter(operator))
                 owned = [seat.instance.own_part()] if seat.instance.ownership is not None else []
-                seat.lsn = self._log.append([seat.instance.define_part(), *owned])
+                seat.instance.write([seat.instance.define_part(), *owned])
             self._log.flush(seat.lsn)
             self._named[name] = seat
 
@@ -170,11 +171,13 @@ class Seats:
             for old in [n for n in self._named if n.startswith(f"{operator.spec.name}@")]:
                 if old.rpartition("@")[2] not in active:
                     self._drop(old)
-            seat = Seat(self._fresh(name, operator.spec))
-            seat.instance.attach(operator.spec, self._adapter(operator))
-            parts = [seat.instance.define_part(), *self._initial_parts(operator, seat.instance)]
-            seat.lsn = self._log.append(parts)
-            self._named[name] = seat
+            instance = self._fresh(name, operator.spec)
+            instance.journal = Unwritten()  # nobody knows the instance until all of its beginning is in line
+            instance.attach(operator.spec, self._adapter(operator))
+            parts = [instance.define_part(), *self._initial_parts(operator, instance)]
+            instance.journal = self._log
+            instance.write(parts)
+            self._named[name] = seat = Seat(instance)
             return seat
 
     def _with_code(self, seat: Seat, operator: Operator) -> Seat:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from godwit.control.offered import KEPT
+from godwit.errors import GodwitError
 from godwit.model.progress import BatchRef
 from godwit.runtime.rows import Index, Times
 from godwit.state.changes import Changes
@@ -20,6 +21,35 @@ Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and
 # Asks whether a run not seen before is the newest: request, last batch, fresh.
 Admit = Callable[[BatchRef, int, bool], None]
 SAMPLE_MAX = 2048
+
+
+class Journal(Protocol):
+    """Where an instance writes down what it changes: the host's changelog."""
+
+    def draft(self, parts: Iterable[Part]) -> Any:
+        """The parts as one frame; nothing is written yet."""
+        ...
+
+    def append(self, draft: Any) -> int:
+        """Put the frame in line and say its number."""
+        ...
+
+    def fail(self, error: GodwitError) -> None:
+        """Take nothing more: memory may not be what has been written."""
+        ...
+
+
+class Unwritten:
+    """The journal of an instance that nobody recovers."""
+
+    def draft(self, parts: Iterable[Part]) -> None:
+        return None
+
+    def append(self, draft: Any) -> int:
+        return -1
+
+    def fail(self, error: GodwitError) -> None:
+        return
 
 
 class Follower(Protocol):
@@ -55,6 +85,15 @@ class Chunk:
             return self
         checks = None if self.checks is None else self.checks[mask]
         return Chunk(self.batch.filter(pa.array(mask)), self.rows[mask], self.hashes[mask], checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """How rows that another instance has applied are applied here, and whether somebody may ask for them again."""
+
+    times: Times
+    over: bool  # the batch is committed, so what the rows change is settled at once
+    record: bool
 
 
 @dataclass(slots=True)

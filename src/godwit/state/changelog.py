@@ -105,9 +105,14 @@ class Changelog:
         durability = mount_of(directory).durability(durability)
         return cls(directory, durability, manifest, recovered, segment_bytes_max), recovered
 
-    def append(self, parts: Iterable[tuple[Info, Body]]) -> int:
+    @staticmethod
+    def draft(parts: Iterable[tuple[Info, Body]]) -> Draft:
+        """A frame that only has to be put in line; whatever is wrong with its parts shows here."""
+        return Draft(parts)
+
+    def append(self, parts: Draft | Iterable[tuple[Info, Body]]) -> int:
         """Put a frame in line and say its lsn. Bodies must not change until it is flushed."""
-        draft = Draft(parts)
+        draft = parts if isinstance(parts, Draft) else Draft(parts)
         with self._changed:
             self._check()
             if self._seq_bytes + draft.size_bytes_max > self._segment_bytes_max:
@@ -277,6 +282,15 @@ class Changelog:
     def _wait_idle(self) -> None:
         while self._writing or self._syncing:
             self._changed.wait()
+
+    @property
+    def failure(self) -> GodwitError | None:
+        """Why nothing can be written any more."""
+        return self._failure
+
+    def fail(self, error: GodwitError) -> None:
+        """Write nothing from now on, because what is in memory may not be what has been written."""
+        self._fail(error)
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -254,12 +254,18 @@ class Ledger:
 
     def take_over(self, lane: str, entry: Entry) -> Entry | None:
         """Record an entry of another host; rows that are there already, because they were replayed here, stay as they are."""
+        taken = self.missing(lane, entry)
+        if taken is not None:
+            self.record(lane, taken)
+        return taken
+
+    def missing(self, lane: str, entry: Entry) -> Entry | None:
+        """What of the entry is not there already."""
         known = [other.rows for other in self._between(lane, entry.rows)]
         if known:
             entry = _cut_out(entry, ~np.isin(entry.rows, np.concatenate(known)))
         if not len(entry.rows) and not len(entry.outputs):
             return None
-        self.record(lane, entry)
         return entry
 
     def entries(self) -> Iterator[tuple[str, Entry]]:

@@ -20,7 +20,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import Moves, Ops, Row, Shelved
+from godwit.state.table import Merge, Moves, Ops, Row, Shelved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 
@@ -106,16 +106,21 @@ class ListTable(Shelved[list[bytes]]):
             else:
                 self._expiry.watch(key, max(now_ms + 1, expiry_ms(elements[len(elements) // 2])))
 
-    def merge(self, changes: Changes) -> Moves:
-        stage, self._stage = self._stage, {}
-        removed = self._merge_clears([key for key, staged in stage.items() if staged.replaces], changes)
-        added = self._merge_appends({key: staged.elements for key, staged in stage.items()}, changes)
-        if self._expiry is not None:
-            for key, staged in stage.items():
-                if staged.elements:
-                    self._expiry.watch(key, expiry_ms(staged.elements[0]))
-            self._expiry.keep()
-        return Moves(added, removed)
+    def prepare(self, changes: Changes) -> Merge:
+        stage = self._stage
+        bases = dict(zip(stage, self.shelf.get_many(list(stage)), strict=True))
+        cleared = {key: old for key, old in bases.items() if old is not None and stage[key].replaces}
+        changes.add(self.var, CLEAR, list(cleared))
+        self._note_appends(stage, bases, changes)
+
+        def merge() -> Moves:
+            self._stage = {}
+            self._merge_clears(cleared)
+            added = self._merge_appends(stage, bases)
+            self._merge_expiry(stage)
+            return Moves(added, list(cleared))
+
+        return merge
 
     def rollback(self) -> None:
         self._stage = {}
@@ -185,35 +190,44 @@ class ListTable(Shelved[list[bytes]]):
         base = self.shelf.get(key) or []
         return base + staged.elements if staged is not None else list(base)
 
-    def _merge_clears(self, keys: Sequence[Key], changes: Changes) -> list[Key]:
-        olds = {key: old for key in keys if (old := self.shelf.get(key)) is not None}
-        for key, old in olds.items():
-            self._remember(key, old)
-        self.shelf.remove_many(list(olds), list(olds.values()))
-        changes.add(self.var, CLEAR, list(olds))
-        return list(olds)
-
-    def _merge_appends(self, appends: dict[Key, list[bytes]], changes: Changes) -> list[Key]:
-        fresh: dict[Key, list[bytes]] = {}
+    def _note_appends(self, stage: dict[Key, _Staged], bases: dict[Key, list[bytes] | None], changes: Changes) -> None:
         keys: list[Key] = []
         subs: list[bytes] = []
         values: list[bytes] = []
-        for key, elements in appends.items():
-            base = self.shelf.get(key)
-            self._remember(key, base)
+        for key, staged in stage.items():
+            base = None if staged.replaces else bases[key]
             start = 0 if base is None else len(base)
-            keys += [key] * len(elements)
-            subs += map(position_sub, range(start, start + len(elements)))
-            values += elements
-            if base is not None:
-                base += elements
-                self.shelf.grew(_size(elements))
-            elif elements:
-                fresh[key] = elements
+            keys += [key] * len(staged.elements)
+            subs += map(position_sub, range(start, start + len(staged.elements)))
+            values += staged.elements
         changes.add(self.var, PUT, keys, subs, values)
+
+    def _merge_clears(self, olds: dict[Key, list[bytes]]) -> None:
+        for key, old in olds.items():
+            self._remember(key, old)
+        self.shelf.remove_many(list(olds), list(olds.values()))
+
+    def _merge_appends(self, stage: dict[Key, _Staged], bases: dict[Key, list[bytes] | None]) -> list[Key]:
+        fresh: dict[Key, list[bytes]] = {}
+        for key, staged in stage.items():
+            base = None if staged.replaces else bases[key]
+            self._remember(key, base)
+            if base is not None:
+                base += staged.elements
+                self.shelf.grew(_size(staged.elements))
+            elif staged.elements:
+                fresh[key] = staged.elements
         added = list(fresh)
         self.shelf.put_many(fresh, ())
         return added
+
+    def _merge_expiry(self, stage: dict[Key, _Staged]) -> None:
+        if self._expiry is None:
+            return
+        for key, staged in stage.items():
+            if staged.elements:
+                self._expiry.watch(key, expiry_ms(staged.elements[0]))
+        self._expiry.keep()
 
     def _remember(self, key: Key, old: list[bytes] | None) -> None:
         # The base list may grow in place from here on, and what takes its place is another list: its first

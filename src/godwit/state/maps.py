@@ -21,7 +21,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import Moves, Ops, Row, Shelved
+from godwit.state.table import Merge, Moves, Ops, Row, Shelved
 
 Entries: TypeAlias = dict[bytes, bytes]
 
@@ -137,16 +137,28 @@ class MapTable(Shelved[Entries]):
             elif payload is not None:
                 self._expiry.watch((key, sub), expiry_ms(payload))
 
-    def merge(self, changes: Changes) -> Moves:
-        stage, self._stage = self._stage, {}
-        cleared = self._merge_clears([key for key, staged in stage.items() if staged.cleared], changes)
-        removed = self._merge_removes(stage, changes)
-        added = self._merge_puts(stage, changes)
-        emptied = [key for key in removed if self.shelf.get(key) == {}]
-        self.shelf.remove_many(emptied, [{}] * len(emptied))
-        if self._expiry is not None:
-            self._expiry.keep()
-        return Moves(added, [*cleared, *emptied])
+    def prepare(self, changes: Changes) -> Merge:
+        stage = self._stage
+        bases = dict(zip(stage, self.shelf.get_many(list(stage)), strict=True))
+        cleared = {key: old for key, old in bases.items() if old is not None and stage[key].cleared}
+        bases |= dict.fromkeys(cleared)
+        gone, puts = _removes(stage, bases), _puts(stage)
+        changes.add(self.var, CLEAR, list(cleared))
+        _note(changes, self.var, REMOVE, gone)
+        _note(changes, self.var, PUT, puts)
+
+        def merge() -> Moves:
+            self._stage = {}
+            self._merge_clears(cleared)
+            self._merge_removes(gone, bases)
+            added = self._merge_puts(puts, bases)
+            emptied = [key for key in gone if bases[key] == {}]
+            self.shelf.remove_many(emptied, [{}] * len(emptied))
+            if self._expiry is not None:
+                self._expiry.keep()
+            return Moves(added, [*cleared, *emptied])
+
+        return merge
 
     def rollback(self) -> None:
         self._stage = {}
@@ -237,50 +249,31 @@ class MapTable(Shelved[Entries]):
             if live is not None:
                 yield sub, live
 
-    def _merge_clears(self, keys: Sequence[Key], changes: Changes) -> list[Key]:
-        olds = {key: old for key in keys if (old := self.shelf.get(key)) is not None}
+    def _merge_clears(self, olds: dict[Key, Entries]) -> None:
         for key, old in olds.items():
             self._remember(key, old, ())
         self.shelf.remove_many(list(olds), list(olds.values()))
-        changes.add(self.var, CLEAR, list(olds))
-        return list(olds)
 
-    def _merge_removes(self, stage: dict[Key, _Staged], changes: Changes) -> list[Key]:
-        keys: list[Key] = []
-        subs: list[bytes] = []
-        touched: list[Key] = []
-        for key, staged in stage.items():
-            gone = [sub for sub, entry in staged.entries.items() if entry is None or sub in staged.reborn]
-            base = self.shelf.get(key)
-            if base is None or not gone:
-                continue
-            self._remember(key, base, gone, removed=True)
-            self.shelf.grew(-_size({sub: base.pop(sub) for sub in gone}))
-            keys += [key] * len(gone)
-            subs += gone
-            touched.append(key)
-        changes.add(self.var, REMOVE, keys, subs)
-        return touched
+    def _merge_removes(self, gone: dict[Key, Entries], bases: dict[Key, Entries | None]) -> None:
+        for key, entries in gone.items():
+            base = bases[key]
+            assert base is not None, "only what is there is removed"
+            self._remember(key, base, entries, removed=True)
+            for sub in entries:
+                del base[sub]
+            self.shelf.grew(-_size(entries))
 
-    def _merge_puts(self, stage: dict[Key, _Staged], changes: Changes) -> list[Key]:
-        keys: list[Key] = []
+    def _merge_puts(self, puts: dict[Key, Entries], bases: dict[Key, Entries | None]) -> list[Key]:
         fresh: dict[Key, Entries] = {}
-        puts: list[tuple[bytes, bytes]] = []
-        for key, staged in stage.items():
-            entries = {sub: payload for sub, payload in staged.entries.items() if payload is not None}
-            if not entries:
-                continue
-            keys += [key] * len(entries)
-            puts += entries.items()
+        for key, entries in puts.items():
             self._watch(key, entries)
-            base = self.shelf.get(key)
+            base = bases[key]
             self._remember(key, base, entries)
             if base is None:
                 fresh[key] = entries
             else:
                 self.shelf.grew(_size(entries) - _size({sub: base[sub] for sub in entries if sub in base}))
                 base.update(entries)
-        changes.add(self.var, PUT, keys, [sub for sub, _ in puts], [payload for _, payload in puts])
         added = list(fresh)
         self.shelf.put_many(fresh, ())
         return added
@@ -301,3 +294,31 @@ class MapTable(Shelved[Entries]):
             fresh = {sub: base.get(sub) for sub in subs if sub not in undo.entries}
             undo.entries.update(fresh)
             self._undo.grew(sum(_ENTRY_BYTES + len(old or b"") for old in fresh.values()))
+
+
+def _removes(stage: dict[Key, _Staged], bases: dict[Key, Entries | None]) -> dict[Key, Entries]:
+    """By key, the entries of the base that the stage removes."""
+    gone: dict[Key, Entries] = {}
+    for key, staged in stage.items():
+        base = bases[key]
+        if base is not None:
+            subs = [sub for sub, entry in staged.entries.items() if entry is None or sub in staged.reborn]
+            if subs:
+                gone[key] = {sub: base[sub] for sub in subs}
+    return gone
+
+
+def _puts(stage: dict[Key, _Staged]) -> dict[Key, Entries]:
+    puts: dict[Key, Entries] = {}
+    for key, staged in stage.items():
+        entries = {sub: payload for sub, payload in staged.entries.items() if payload is not None}
+        if entries:
+            puts[key] = entries
+    return puts
+
+
+def _note(changes: Changes, var: int, op: int, by_key: dict[Key, Entries]) -> None:
+    keys = [key for key, entries in by_key.items() for _ in entries]
+    subs = [sub for entries in by_key.values() for sub in entries]
+    values = [payload for entries in by_key.values() for payload in entries.values()] if op == PUT else None
+    changes.add(var, op, keys, subs, values)

@@ -32,12 +32,16 @@ class Payload(Generic[P]):
 
 
 class Shelf(Generic[P]):
-    """Payloads by key. A key is written or removed only after it was read, which is what makes it hot."""
+    """Payloads by key. A key is written or removed only after it was read, which is what makes it hot.
+
+    Only `age` writes to disk, so that nothing else can fail half-way: what was removed stays there until then (`_gone`).
+    """
 
     __slots__ = (
         "_cold",
         "_disk",
         "_form",
+        "_gone",
         "_hot",
         "_hot_bytes",
         "_key_codec",
@@ -53,6 +57,7 @@ class Shelf(Generic[P]):
         self._key_codec = key_codec
         self._hot: dict[Key, P] = {}
         self._cold: dict[Key, P] = {}
+        self._gone: set[Key] = set()  # removed, and perhaps still on disk
         self._disk: Spill | None = None  # set once something of this variable lies there
         self._payload_bytes = 0
         self._hot_bytes = 0
@@ -65,7 +70,7 @@ class Shelf(Generic[P]):
 
     @property
     def hot_bytes_estimate(self) -> int:
-        return self._hot_bytes + len(self._hot) * ENTRY_BYTES
+        return self._hot_bytes + (len(self._hot) + len(self._gone)) * ENTRY_BYTES
 
     def get(self, key: Key) -> P | None:
         payload = self._hot.get(key)
@@ -91,6 +96,8 @@ class Shelf(Generic[P]):
             self._hot.update(entries)
         else:
             self._hot = entries
+        if self._gone:
+            self._gone.difference_update(entries)
         self.grew(grown)
         added = len(self._hot) - before  # whatever existed was hot
         self.count += added
@@ -100,12 +107,13 @@ class Shelf(Generic[P]):
         """Remove entries that exist and whose payloads were just read."""
         for key in keys:
             del self._hot[key]
+            self._cold.pop(key, None)
         replaced_bytes = self._sizes(olds)
         self.replaced_bytes += replaced_bytes
         self.grew(-replaced_bytes)
         self.count -= len(keys)
         if self._disk:
-            self._disk.delete_many(self._var, map(self._key_codec.pack, keys))
+            self._gone.update(keys)
 
     def grew(self, size_bytes: int) -> None:
         """A hot payload was changed in place."""
@@ -115,36 +123,40 @@ class Shelf(Generic[P]):
     def contains(self, key: Key) -> bool:
         if key in self._hot or key in self._cold:
             return True
-        return self._disk is not None and self._disk.contains(self._var, self._key_codec.pack(key))
+        on_disk = self._disk is not None and key not in self._gone
+        return on_disk and self._disk is not None and self._disk.contains(self._var, self._key_codec.pack(key))
 
     def items(self) -> Iterator[tuple[Key, P]]:
         """All entries; nothing becomes hot by it. The shelf must not change meanwhile."""
         yield from self._hot.items()
-        yield from self._cold.items()
+        yield from ((key, payload) for key, payload in self._cold.items() if key not in self._hot)
         if self._disk:
             for packed, data in self._disk.scan(self._var):
                 key = self._key_codec.unpack(packed)
-                if key not in self._hot and key not in self._cold:  # what is in memory is newer
+                if key not in self._hot and key not in self._cold and key not in self._gone:  # memory is newer
                     yield key, self._form.unpack(data)
 
     def age(self, disk: Spill) -> None:
-        """Cold entries go to disk, hot ones become cold."""
+        """Cold entries go to disk, hot ones become cold. Whatever fails, all entries are still there."""
+        if self._disk and self._gone:
+            disk.delete_many(self._var, map(self._key_codec.pack, self._gone))
+            self._gone = set()
         entries = ((self._key_codec.pack(key), self._form.pack(payload)) for key, payload in self._cold.items())
         while block := list(islice(entries, _WRITE_ROWS)):
             disk.put_many(self._var, block)
             self._disk = disk
-        self._cold = self._hot
-        self._hot = {}
-        self._hot_bytes = 0
+        self._cold, self._hot, self._hot_bytes = self._hot, {}, 0
 
     def _promote(self, key: Key) -> P | None:
-        payload = self._cold.pop(key, None)
-        if payload is None and self._disk:
+        payload = self._cold.get(key)
+        if payload is None and self._disk and key not in self._gone:
             data = self._disk.get(self._var, self._key_codec.pack(key))
             payload = None if data is None else self._form.unpack(data)
         if payload is not None:
+            # An interrupt may strike between any two lines here: then the entry is in both, and the hot one counts.
             self._hot[key] = payload
             self._hot_bytes += self._form.size(payload)
+            self._cold.pop(key, None)
         return payload
 
     def _sizes(self, payloads: Any) -> int:

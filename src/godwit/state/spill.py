@@ -12,7 +12,7 @@ import hashlib
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias, cast
 
@@ -58,14 +58,20 @@ class Spill:
 
     def put_many(self, var: int, entries: Iterable[Entry]) -> None:
         records = sorted((_disk_key(var, packed), _record(packed, data)) for packed, data in entries)
-        while not self._written(records):
-            self._map_bytes *= 2
-            self._env.set_mapsize(self._map_bytes)
+        self._grow_until(lambda: self._written(records))
 
     def _written(self, records: list[Entry]) -> bool:
-        try:
-            with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+        def put(txn: lmdb.Transaction) -> None:
+            with txn.cursor() as cursor:
                 cursor.putmulti(records)
+
+        return self._transacted(put)
+
+    def _transacted(self, write: Callable[[lmdb.Transaction], None]) -> bool:
+        """False if the mapping is too small for it, and nothing has changed."""
+        try:
+            with self._env.begin(write=True) as txn:
+                write(txn)
         except lmdb.MapFullError:
             return False
         except lmdb.Error as error:
@@ -77,9 +83,18 @@ class Spill:
         return True
 
     def delete_many(self, var: int, keys: Iterable[bytes]) -> None:
-        with self._env.begin(write=True) as txn:
-            for packed in keys:
-                txn.delete(_disk_key(var, packed))
+        disk_keys = [_disk_key(var, packed) for packed in keys]
+
+        def delete(txn: lmdb.Transaction) -> None:
+            for disk_key in disk_keys:
+                txn.delete(disk_key)
+
+        self._grow_until(lambda: self._transacted(delete))
+
+    def _grow_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._map_bytes *= 2
+            self._env.set_mapsize(self._map_bytes)
 
     def scan(self, var: int) -> Iterator[Entry]:
         """All entries of a variable, page by page: writes may happen between two of them."""

@@ -6,7 +6,7 @@ held when the last batch was committed, for what has changed since). Decides tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -27,6 +27,9 @@ class Moves(NamedTuple):
 
     added: Sequence[Key] = ()
     removed: Sequence[Key] = ()
+
+
+Merge: TypeAlias = Callable[[], Moves]  # moves a stage into its base and remembers what was there
 
 
 class Table(Protocol):
@@ -58,8 +61,8 @@ class Table(Protocol):
         """Stage the removal of what has outlived its time."""
         ...
 
-    def merge(self, changes: Changes) -> Moves:
-        """Move the stage into the base, remember what was there, and note the changes."""
+    def prepare(self, changes: Changes) -> Merge:
+        """Note what the stage changes. The base stays as it is until the merge is called; until then the stage can go."""
         ...
 
     def rollback(self) -> None: ...

@@ -1,6 +1,6 @@
 """The keyed state of one instance: every variable and the timers of every key.
 
-Decides when state changes: a chunk works on a stage, `commit` merges all of it and says what changed,
+Decides when state changes: a chunk works on a stage, `prepare` says what it changes, `merge` merges all of it,
 `rollback` drops all of it, and until `settle` the state of the last committed batch can still be exported.
 It must not know batches, lanes or files; of time it knows only the `now_ms` it is told, which says what has
 outlived its time to live.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, assert_never, cast
+from typing import Any, Final, NamedTuple, assert_never, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
 from godwit.state.shelf import Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import Moves, Row, Table
+from godwit.state.table import Merge, Moves, Row, Table
 from godwit.state.timers import Timers
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
@@ -33,6 +33,13 @@ from godwit.state.variables import Variable
 UNDO_SHARE: Final = 8  # one so-many-th of the memory limit is for before-images
 _EXPORT_ROWS_MAX: Final = 50_000
 _EXPORT_BYTES_MAX: Final = 64 << 20
+
+
+class Prepared(NamedTuple):
+    """What a stage changes, and how each table merges it."""
+
+    changes: Changes
+    merges: Sequence[tuple[Table, Merge]]
 
 
 class KeyedState:
@@ -163,14 +170,23 @@ class KeyedState:
         for table in self._tables.values():
             table.expire(now_ms)
 
+    def prepare(self) -> Prepared:
+        """Say what the stage changes, and do all that may fail; nothing is merged, so the stage can still be rolled back."""
+        self._free_memory()
+        changes = Changes()
+        merges = [(table, table.prepare(changes)) for table in self._tables.values() if table.staged]
+        return Prepared(changes, merges)
+
+    def merge(self, prepared: Prepared) -> None:
+        """Merge the stage as it was prepared. There is no way back from here, not even from half of it."""
+        for table, merge in prepared.merges:
+            self._count_keys(table, merge())
+
     def commit(self) -> Changes:
         """Merge the stage."""
-        self._free_memory()  # first, because it may fail, and then the chunk has to fail as a whole
-        changes = Changes()
-        for table in self._tables.values():
-            if table.staged:
-                self._count_keys(table, table.merge(changes))
-        return changes
+        prepared = self.prepare()
+        self.merge(prepared)
+        return prepared.changes
 
     def rollback(self) -> None:
         """Drop the stage."""
@@ -188,21 +204,33 @@ class KeyedState:
 
     def replay(self, batch: pa.RecordBatch) -> None:
         """Apply change rows; like a commit, and undone in a committed export like one."""
+        self.stage(batch)
+        self.commit()
+
+    def stage(self, *batches: pa.RecordBatch) -> None:
+        """Stage change rows as they are, in order."""
         self._check_nothing_staged("replay")
+        for batch in batches:
+            self._stage_batch(batch)
+
+    def _stage_batch(self, batch: pa.RecordBatch) -> None:
         rows_var = batch.columns[COLUMN_VAR].to_numpy()
         variables = np.unique(rows_var).tolist()
         for var in variables:
             # Rows of different variables do not touch each other, so each variable takes all of its rows at once.
             rows = batch if len(variables) == 1 else batch.take(np.flatnonzero(rows_var == var))
             self._stage_rows(var, rows)
-        self.commit()
 
     def drop(self, keys: Sequence[Key]) -> Changes:
         """Remove all state of these keys, at once."""
+        self.stage_drop(keys)
+        return self.commit()
+
+    def stage_drop(self, keys: Sequence[Key]) -> None:
+        """Stage that nothing is left of these keys."""
         self._check_nothing_staged("drop")
         for table in self._tables.values():
             table.clear_many(keys)
-        return self.commit()
 
     def export(self, committed: bool, rows_max: int = _EXPORT_ROWS_MAX) -> Iterator[pa.RecordBatch]:
         """All state as PUT rows, merged or as it was when last settled. No change may happen meanwhile."""
@@ -251,16 +279,10 @@ class KeyedState:
         """Keys that have changed since the last settled moment."""
         return {key for table in self._tables.values() for key in table.touched()}
 
-    def revert(self, keys: Collection[Key]) -> list[pa.RecordBatch]:
-        """Bring these keys back to the last settled moment. Gives the change rows that do it, in order.
-
-        What keys held then is forgotten only at the end, so that a revert which fails half-way can be done again.
-        """
-        self._check_nothing_staged("revert")
+    def stage_revert(self, keys: Collection[Key]) -> list[pa.RecordBatch]:
+        """Stage that these keys are as they were at the last settled moment. Gives the change rows that say so, in order."""
         batches = list(self.committed(keys, _EXPORT_ROWS_MAX, _EXPORT_BYTES_MAX))
-        for batch in batches:
-            self.replay(batch)
-        self.settle_keys(list(keys))
+        self.stage(*batches)
         return batches
 
     def amend(self, batch: pa.RecordBatch) -> None:

@@ -15,7 +15,7 @@ from godwit.state.changes import PUT, REMOVE, TIMERS, Changes, timer_ms, timer_s
 from godwit.state.deadlines import Deadlines
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.spill import Spill
-from godwit.state.table import Moves, Ops, Row
+from godwit.state.table import Merge, Moves, Ops, Row
 
 Times: TypeAlias = tuple[int, ...]
 
@@ -80,23 +80,30 @@ class Timers:
     def expire(self, now_ms: int) -> None:
         """A timer stays until it is removed, however late it is."""
 
-    def merge(self, changes: Changes) -> Moves:
-        stage, self._stage = self._stage, {}
+    def prepare(self, changes: Changes) -> Merge:
+        stage = self._stage
         had = {key: self._base.get(key, ()) for key in stage}
+        have = {key: tuple(sorted(_merged(had[key], staged))) for key, staged in stage.items()}
         puts: list[tuple[Key, int]] = []
         removes: list[tuple[Key, int]] = []
         for key, staged in stage.items():
             before = set(had[key])
             puts += [(key, at_ms) for at_ms, is_set in staged.items() if is_set and at_ms not in before]
             removes += [(key, at_ms) for at_ms, is_set in staged.items() if not is_set and at_ms in before]
-            self._undo.setdefault(key, had[key])
-            self._base[key] = tuple(sorted(_merged(had[key], staged)))
-        moves = self._moves(had)
-        self._timer_count += len(puts) - len(removes)
-        self._schedule(puts)
         changes.add(TIMERS, REMOVE, [key for key, _ in removes], [timer_sub(at_ms) for _, at_ms in removes])
         changes.add(TIMERS, PUT, [key for key, _ in puts], [timer_sub(at_ms) for _, at_ms in puts])
-        return moves
+
+        def merge() -> Moves:
+            self._stage = {}
+            for key, times in had.items():
+                self._undo.setdefault(key, times)
+            self._base.update(have)
+            moves = self._moves(had)
+            self._timer_count += len(puts) - len(removes)
+            self._schedule(puts)
+            return moves
+
+        return merge
 
     def rollback(self) -> None:
         self._stage = {}

@@ -17,7 +17,7 @@ from godwit.state.images import IMAGE_BYTES, Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import Moves, Ops, Row, Shelved
+from godwit.state.table import Merge, Moves, Ops, Row, Shelved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
@@ -119,12 +119,20 @@ class ValueTable(Shelved[bytes]):
             elif payload is not None:
                 self._expiry.watch(key, expiry_ms(payload))
 
-    def merge(self, changes: Changes) -> Moves:
-        stage, self._stage = self._stage, {}
-        removed = self._merge_clears(stage, changes) if self._stage_clears else []
-        self._stage_clears = False
-        added = self._merge_puts(cast("dict[Key, bytes]", stage), changes)
-        return Moves(added, removed)
+    def prepare(self, changes: Changes) -> Merge:
+        cleared = self._take_clears() if self._stage_clears else {}
+        puts = cast("dict[Key, bytes]", self._stage)
+        keys, payloads = list(puts), list(puts.values())
+        olds = self.shelf.get_many(keys)
+        changes.add(self.var, CLEAR, list(cleared))
+        changes.add(self.var, PUT, keys, None, payloads)
+
+        def merge() -> Moves:
+            self._stage, self._stage_clears = {}, False
+            self._merge_clears(cleared)
+            return Moves(self._merge_puts(puts, keys, payloads, olds), list(cleared))
+
+        return merge
 
     def rollback(self) -> None:
         self._stage = {}
@@ -170,25 +178,25 @@ class ValueTable(Shelved[bytes]):
     def _raw(self, key: Key) -> bytes | None:
         return self._stage[key] if key in self._stage else self.shelf.get(key)
 
-    def _merge_clears(self, stage: dict[Key, bytes | None], changes: Changes) -> list[Key]:
-        """Take the clears out of the stage; the keys of those that cleared something."""
-        cleared = [key for key, payload in stage.items() if payload is None]
+    def _take_clears(self) -> dict[Key, bytes]:
+        """Take the clears out of the stage; what those that clear something find there."""
+        cleared = [key for key, payload in self._stage.items() if payload is None]
         for key in cleared:
-            del stage[key]
+            del self._stage[key]
         found = zip(cleared, self.shelf.get_many(cleared), strict=True)
-        olds = {key: old for key, old in found if old is not None}
-        keys = list(olds)
-        self._undo.add(keys, list(olds.values()), self.count)
-        self.shelf.remove_many(keys, list(olds.values()))
-        changes.add(self.var, CLEAR, keys)
-        return keys
+        return {key: old for key, old in found if old is not None}
 
-    def _merge_puts(self, puts: dict[Key, bytes], changes: Changes) -> list[Key]:
-        keys, payloads = list(puts), list(puts.values())
-        olds = self.shelf.get_many(keys)
+    def _merge_clears(self, olds: dict[Key, bytes]) -> None:
+        if olds:
+            keys, payloads = list(olds), list(olds.values())
+            self._undo.add(keys, payloads, self.count)
+            self.shelf.remove_many(keys, payloads)
+
+    def _merge_puts(
+        self, puts: dict[Key, bytes], keys: list[Key], payloads: list[bytes], olds: list[bytes | None]
+    ) -> list[Key]:
         self._undo.add(keys, olds, self.count)
         added_count = self.shelf.put_many(puts, olds)
-        changes.add(self.var, PUT, keys, None, payloads)
         if self._expiry is not None:
             for key, payload in zip(keys, payloads, strict=True):
                 self._expiry.watch(key, expiry_ms(payload))
