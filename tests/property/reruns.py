@@ -129,7 +129,8 @@ class Host:
         self.instance.attach(spec(), Keep())  # type: ignore[arg-type]
         if known is None:
             self.instance.own(Ownership.initial(self.name, Routing.spread(HOSTS, GROUPS)))
-        self.seat.lsn = self.log.append([self.instance.define_part(), self.instance.own_part()])
+        self.instance.journal = self.log
+        self.instance.write([self.instance.define_part(), self.instance.own_part()])
         self.exchange = Exchange(self.name, str(self.root), self.log, lambda: 1_000, lambda: False, welcome)
         self.port = Port(self.name, str(self.root), "token", "", self.log, lambda: 1_000, lambda: False)
 
@@ -235,13 +236,10 @@ class Flock:
         keys = list(instance.state.keys())
         hashes = np.array([CODEC.route_hash(key) for key in keys], np.int64)
         gone = [keys[i] for i in np.flatnonzero(select(hashes) & (instance.stands(hashes) == AWAY)).tolist()]
-        changes = instance.state.drop(gone)
-        instance.state.settle_keys(gone)
+        instance.drop_keys(gone, settled=True)
         instance.ledger.drop(select)
         origin.own.confirm(f"{name}/0")
-        info = {"kind": "state", "op": "keep", "batch": instance.progress.batch, "settled": True}
-        parts = [(info, changes.to_batch(CODEC).serialize())] if len(changes) else []
-        origin.seat.lsn = origin.log.append([*parts, instance.own_part()])
+        instance.write([instance.own_part()])
 
     def lose(self, which: int) -> None:
         """A host is lost for good, and the other takes over its keys from its log."""

@@ -42,7 +42,7 @@ from godwit.runtime.seat import Seat
 from godwit.runtime.seats import Seats
 from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.runtime.watch import Watch
-from godwit.runtime.work import Chunk, Work
+from godwit.runtime.work import Chunk
 from godwit.state.changelog import Changelog
 from godwit.transport import wire
 from tests.unit.test_instance import INPUT, Sum, welcome
@@ -252,20 +252,15 @@ class Side:
         seat = self.seat
         with seat.lock:
             before = seat.instance.progress.batch
-            self._write(seat.instance.open(request, lane, 0, welcome))
+            seat.instance.open(request, lane, 0, welcome)
             if seat.instance.progress.batch != before:
                 for tell in seat.told:
                     tell(BatchBegan())
             gate = Gate(seat, self.stopping.is_set)
-            passed = gate.let_in(chunk, 0, True, lambda c: self._write(seat.instance.apply(request, lane, c)))
+            passed = gate.let_in(chunk, 0, True, lambda c: seat.instance.apply(request, lane, c))
         self.log.flush(seat.lsn)
         outputs = [out for work in passed.works for out in work.outputs]
         return [pair for out in outputs for pair in zip(*(out.column(i).to_pylist() for i in (1, 2)), strict=True)]
-
-    def _write(self, work: Work) -> Work:
-        if work.parts:
-            self.seat.lsn = self.log.append(work.parts)
-        return work
 
     # -- what holds --------------------------------------------------------------------------------------------------
 

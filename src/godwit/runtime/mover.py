@@ -480,7 +480,6 @@ class Mover:
                 gone = instance.stands(hashes) == AWAY
                 if instance.staged:
                     gone &= ~selects(instance.staged, ownership)(hashes)
-                # Settled: a batch that begins anew must not bring them back.
                 instance.drop_keys([part[i] for i in np.flatnonzero(gone).tolist()], settled=True)
         with self._seat.changed:
             coming = selects(instance.staged, ownership)  # back, and with a ledger of its own

@@ -150,7 +150,13 @@ class Remembered:
             if len(prepared.changes):
                 info = {"kind": "state", "op": self.name, "batch": self.progress.batch, "settled": settled}
                 work.parts.append((info, prepared.changes.to_batch(self.key_codec).serialize()))
-            return lambda: self.state.merge(prepared)
+
+            def merge() -> None:
+                self.state.merge(prepared)
+                if settled:  # a batch that begins anew must not bring them back
+                    self.state.settle_keys(keys)
+
+            return merge
 
         self.change(prepare)
 
