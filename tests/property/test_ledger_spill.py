@@ -28,6 +28,10 @@ def hash_of(row: int) -> int:
     return row * row % 5
 
 
+def check_of(row: int) -> int:
+    return row - 20
+
+
 def outputs_of(lane: str, row: int) -> Told:
     return [(row, row * 10 + n, f"{lane}/{row}") for n in range(row % 3)]
 
@@ -40,7 +44,8 @@ def batch_of(told: Told) -> pa.RecordBatch:
 
 def entry_of(lane: str, rows: list[int]) -> Entry:
     hashes = np.array([hash_of(row) for row in rows], np.int64)
-    return Entry(np.array(rows, np.int64), hashes, batch_of([told for row in rows for told in outputs_of(lane, row)]))
+    outputs = batch_of([told for row in rows for told in outputs_of(lane, row)])
+    return Entry(np.array(rows, np.int64), hashes, outputs, checks=np.array([check_of(row) for row in rows], np.int32))
 
 
 def shown(batches: list[pa.RecordBatch]) -> Told:
@@ -57,6 +62,7 @@ def as_lanes(entries: Any) -> dict[str, tuple[list[tuple[int, int]], Told]]:
     for lane, entry in entries:
         applied, outputs = found.setdefault(lane, ([], []))
         applied += zip(entry.rows.tolist(), entry.hashes.tolist(), strict=True)
+        assert not len(entry.rows) or entry.checks.tolist() == [check_of(row) for row in entry.rows.tolist()]
         outputs += shown([entry.outputs]) if len(entry.outputs) else []
     return {lane: (sorted(applied), sorted(outputs)) for lane, (applied, outputs) in found.items()}
 
@@ -108,6 +114,8 @@ class LedgerModel(RuleBasedStateMachine):
             if known:
                 with pytest.raises(NotReplayable):
                     ledger.unseen(lane, given, hashes)
+                with pytest.raises(NotReplayable):
+                    ledger.unseen(lane, given, hashes - 100, given.astype(np.int32))
             else:
                 assert ledger.unseen(lane, given, hashes) is None
 
