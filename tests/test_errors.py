@@ -31,6 +31,7 @@ PUBLISHED = {
     "GODWIT-OUTPUT-MISMATCH": "OutputMismatch",
     "GODWIT-PROCESSOR-FAILED": "ProcessorFailed",
     "GODWIT-PROCESSOR-TIMEOUT": "ProcessorTimeout",
+    "GODWIT-ROW-KILLS-HOST": "RowKillsHost",
     "GODWIT-STALE-BATCH": "StaleBatch",
     "GODWIT-STALE-GENERATION": "StaleGeneration",
     "GODWIT-STALE-RUN": "StaleRun",

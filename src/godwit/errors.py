@@ -36,6 +36,7 @@ __all__ = [
     "ProcessorFailed",
     "ProcessorTimeout",
     "Retryable",
+    "RowKillsHost",
     "StaleBatch",
     "StaleGeneration",
     "StaleRun",
@@ -173,6 +174,10 @@ class ProcessorFailed(BadInput):
 
 class ProcessorTimeout(BadInput):
     code = "GODWIT-PROCESSOR-TIMEOUT"
+
+
+class RowKillsHost(BadInput):
+    code = "GODWIT-ROW-KILLS-HOST"
 
 
 class CheckpointMismatch(BadInput):

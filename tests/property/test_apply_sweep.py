@@ -26,7 +26,6 @@ from godwit.model.units import Units
 from godwit.runtime import parcels
 from godwit.runtime.copies import Copies
 from godwit.runtime.following import Following
-from godwit.runtime.instance import Instance
 from godwit.runtime.orders import Port
 from godwit.runtime.rows import Times
 from godwit.runtime.work import Work
@@ -255,11 +254,11 @@ def test_initial_rows_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_rows_that_are_followed_are_applied_whole_or_not_at_all(tmp_path: Path, batch: int) -> None:
     chunk = chunk_of(rows_of(11), 36)
 
-    def follow(instance: Instance) -> Work:
-        return instance.follow(request(batch), "0", chunk, Times(1_200, 0))
+    def follow(host: BenchHost) -> None:
+        host.do(lambda i: i.follow(request(batch), "0", chunk, Times(1_200, 0)))
 
     # No ledger remembers rows of a batch that is over: their origin tells of them once, and a restart drops copies.
-    swept(tmp_path, lambda host: host.do(follow), told_once=batch == 0)
+    swept(tmp_path, follow, told_once=batch == 0)
 
 
 @pytest.mark.long

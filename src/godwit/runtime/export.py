@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from godwit.runtime.spec import OperatorSpec
-from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, TIMERS, timer_ms
+from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, TIMERS, timer_ms
 from godwit.state.codec import compile_codec
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.variables import Variable
@@ -63,6 +63,8 @@ def _collect(spec: OperatorSpec, held: dict[Key, list[Any]], batch: pa.RecordBat
     ]
     decoders = [_decoder(variable) for variable in spec.variables]
     for key, var, _, sub, value in zip(keys, *columns, strict=True):
+        if var == LETTERS:
+            continue
         row = held.setdefault(key, [None] * (len(spec.variables) + 1))
         if var == TIMERS:
             row[-1] = [*(row[-1] or ()), timer_ms(sub)]

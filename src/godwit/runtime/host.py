@@ -32,6 +32,7 @@ from godwit.runtime.backup_records import Records
 from godwit.runtime.backup_restore import restored
 from godwit.runtime.backups import Backup, no_backup
 from godwit.runtime.beats import Heart
+from godwit.runtime.crumbs import Crumbs
 from godwit.runtime.exchange import Exchange, replaced
 from godwit.runtime.leases import (
     Lease,
@@ -147,6 +148,7 @@ class Host:
         )
         self.generation = self.log.generation
         self._mount = probe(self.directory)  # as this machine sees it
+        self._crumbs = Crumbs(self.directory, self.generation, config.incarnation)
         record = records.next(before, "none", None if before is None else before.peer, self.generation)
         self._keeping = Keeping(config.checkpoint, config.host, self._stop.is_set)
         self._keeping.tidy()
@@ -160,6 +162,7 @@ class Host:
             "timers_due": self._action_timers_due,
             "drop": self._action_drop,
             "sync": self._action_sync,
+            "clear_letters": self._action_clear_letters,
             "stop": self._action_stop,
             "marks": self._action_marks,
             "adopt": self._action_adopt,
@@ -182,6 +185,7 @@ class Host:
             lambda: set(ask("active_scopes")["scopes"]),
             config.routing,
             config.memory_max_bytes,
+            self._crumbs,
         )
         return seats, Exchange(config.host, config.checkpoint, self.log, self._clock_ms, self._stop.is_set, ask)
 
@@ -195,6 +199,7 @@ class Host:
             self.log,
             self._clock_ms,
             self._stop.is_set,
+            self._crumbs,
         )
 
     def _announce(self, address: str) -> None:
@@ -373,6 +378,15 @@ class Host:
     def _action_drop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._seats.drop(wire.field(request, "operator", str))
         return {}
+
+    def _action_clear_letters(self, request: dict[str, Any]) -> dict[str, Any]:
+        seat = self._seats.get(wire.field(request, "operator", str))
+        if seat is None:
+            return {"cleared": 0}
+        with seat.lock:
+            cleared = seat.instance.clear_letters()
+        self.log.sync(seat.lsn)
+        return {"cleared": cleared}
 
     def _action_sync(self, request: dict[str, Any]) -> dict[str, Any]:
         for seat in self._seats:

@@ -31,9 +31,10 @@ from godwit.runtime.grouping import group_by_key
 from godwit.runtime.remembered import Remembered
 from godwit.runtime.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.shares import MINE, selects
+from godwit.runtime.sifting import Calls, Due, Sifting
 from godwit.runtime.work import Admit, Chunk, Followed, Work
 from godwit.state.keys import Key
-from godwit.state.ledger import TIMER_ROW, Entry, with_rows
+from godwit.state.ledger import TIMER_ROW, Entry, in_row_order, with_rows
 
 
 class Instance(Remembered):
@@ -137,8 +138,9 @@ class Instance(Remembered):
         due = self.due
         timers = [] if due is None else self._owned(self.state.due(self._due_ms(due)))
         if due is not None and timers:
-            rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
-            tagged = self._call(lambda adapter: _tagged(adapter.expire(timers, due), rows))
+            sifting = self._sifting(self.progress.batch, lane, due)
+            sifting.timers(timers)
+            tagged = in_row_order(sifting.outputs or [_empty(self.spec.output_schema)])
             entry = Entry(_NO_ROWS, _NO_ROWS, tagged, firing=self._next_firing())
             record = self._prepare_record(work, lane, entry)
         else:
@@ -265,9 +267,10 @@ class Instance(Remembered):
         if len(kept):
             grouped = group_by_key(kept.batch, kept.rows, self.key_codec)
             keys = grouped.keys
-            late -= getattr(self.adapter, "late_rows", 0)  # a window decides by itself which rows are too late for it
-            tagged = self._call(lambda adapter: _tagged(adapter.process(grouped, times)))
-            late += getattr(self.adapter, "late_rows", 0)
+            sifting = self._sifting(request.batch, lane, times)
+            sifting.rows(kept, grouped)
+            tagged = in_row_order(sifting.outputs or [_empty(self.spec.output_schema)])
+            late += sifting.late_rows
             if self.hot is not None and followed is None:  # rows that are only followed count at their owner
                 self.hot.add(grouped, kept.hashes)
         else:
@@ -304,6 +307,44 @@ class Instance(Remembered):
             return None
         return (times.late_ms - self.spec.lateness_ms) * 1000
 
+    def _sifting(self, batch: int, lane: str, times: Times) -> Sifting:
+        """How rows or timers go to user code; what it cannot take may be set aside."""
+
+        def process(rows: Rows, times: Times) -> pa.RecordBatch:
+            return self._call(lambda adapter: _tagged(adapter.process(rows, times)))
+
+        def expire(timers: Due, times: Times) -> pa.RecordBatch:
+            rows = TIMER_ROW + np.array([expiry for expiry, _ in timers], np.int64)
+            return self._call(lambda adapter: _tagged(adapter.expire(timers, times), rows))
+
+        def late_rows() -> int:
+            return getattr(self.adapter, "late_rows", 0)  # a window decides by itself which rows are too late for it
+
+        calls = Calls(process, expire, late_rows)
+        return Sifting(self.spec, self.state, self.key_codec, self.trail, batch, lane, times, calls)
+
+    def clear_letters(self) -> int:
+        """Forget the dead letters of all keys that are owned here; says how many there were."""
+        keys = self.state.letter_keys()
+        if keys and self.ownership is not None:
+            hashes: Index = np.array([self.key_codec.route_hash(key) for key in keys], np.int64)
+            keys = [key for key, own in zip(keys, (self.stands(hashes) == MINE).tolist(), strict=True) if own]
+        before = self.state.letter_count
+
+        def prepare(work: Work) -> Callable[[], None]:
+            self.state.letter_clear(keys)
+            changes = self._prepare_changes(work)
+
+            def merge() -> None:
+                changes()
+                for follower in self.followers:
+                    follower.changed(self.progress.batch, work.changes)
+
+            return merge
+
+        self.change(prepare)
+        return before - self.state.letter_count
+
     def _call(self, call: Callable[[Adapter], pa.RecordBatch]) -> pa.RecordBatch:
         """Run user code on the staged state, which `change` rolls back whatever the code or its outputs do wrong."""
         if self.adapter is None:
@@ -330,7 +371,7 @@ class Instance(Remembered):
 
     def _prepare_record(self, work: Work, lane: str, entry: Entry, record: bool = True) -> Callable[[], None]:
         outputs = entry.outputs
-        merge_changes = self._prepare_changes(work)
+        merge_changes = self._prepare_changes(work, settled=not record)
         if record:
             part = entry.part(self.name, self.progress.batch, lane)
             entry = entry.within(part)
@@ -346,11 +387,12 @@ class Instance(Remembered):
 
         return merge
 
-    def _prepare_changes(self, work: Work) -> Callable[[], None]:
+    def _prepare_changes(self, work: Work, settled: bool = False) -> Callable[[], None]:
         prepared = self.state.prepare()
         work.changes = prepared.changes
         if len(prepared.changes):
             info = {"kind": "state", "op": self.name, "batch": self.progress.batch}
+            info |= {"settled": True} if settled else {}
             work.parts.append((info, prepared.changes.to_batch(self.key_codec).serialize()))
         return lambda: self.state.merge(prepared)
 
@@ -463,6 +505,7 @@ class Instance(Remembered):
             "batches": counters.batches(),
             "merges": bool(self.spec.merge),
             "touched_ms": self.times.processing_ms,
+            "dead_letters": self.state.letter_count,
         }
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from godwit.model.units import Units
+from godwit.runtime.crumbs import Crumbs
 from godwit.state.changelog import Changelog
 
 
@@ -20,6 +21,7 @@ class Port:
     log: Changelog
     clock_ms: Callable[[], int]
     stopping: Callable[[], bool]
+    crumbs: Crumbs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from godwit.model.ownership import Ownership, Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.model.watermark import Watermark
+from godwit.runtime.crumbs import NoTrail, Trail
 from godwit.runtime.rows import Adapter, Index, Times
 from godwit.runtime.shares import Shares, selects
 from godwit.runtime.sketch import HotKeys
@@ -63,6 +64,7 @@ class Remembered:
         self.late_before = 0  # late rows that had been counted when the batch in progress began
         self.spoiled = ""  # why the batch in progress must not be committed: something of it did not replay
         self.journal: Journal = Unwritten()
+        self.trail: Trail = NoTrail()
         self.lsn = -1  # of the last frame that the instance rests on
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from godwit.errors import DefinitionError, InvariantBroken, UnsupportedQuery
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
+from godwit.runtime.crumbs import Crumbs
 from godwit.runtime.instance import Instance
 from godwit.runtime.seat import Seat
 from godwit.runtime.spec import Operator, OperatorSpec
@@ -43,8 +44,10 @@ class Seats:
         active_scopes: Callable[[], set[str]],
         routing: Routing | None = None,
         memory_max_bytes: int | None = None,
+        crumbs: Crumbs | None = None,
     ) -> None:
         self._host = host
+        self._crumbs = crumbs
         self._log = log
         self._watch = watch
         self._clock_ms = clock_ms
@@ -101,6 +104,8 @@ class Seats:
         scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
         instance = Instance(name, spec, KeyedState(spec.variables, key_codec, scratch, limit), key_codec)
         instance.journal = self._log
+        if self._crumbs is not None:
+            instance.trail = self._crumbs.trail(name)
         instance.guard = lambda: self._watch.over(instance.spec.timeout_s, instance.describe, instance.current_call)
         return instance
 
@@ -199,6 +204,7 @@ class Seats:
         with seat.lock:
             seat.instance.close()
             seat.instance.state.close()
+            seat.instance.trail.close()
             self._log.append([({"kind": "drop", "op": name}, b"")])
 
     def settled(self) -> dict[str, int]:

@@ -41,6 +41,7 @@ class OperatorSpec:
     timeout_s: float = 60.0
     ephemeral: bool = False
     merge: Merge = ()
+    dead_letters: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -60,6 +61,7 @@ class OperatorSpec:
             "timeout_s": self.timeout_s,
             "ephemeral": self.ephemeral,
             "merge": [list(pair) for pair in self.merge],
+            "dead_letters": self.dead_letters,
         }
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from godwit.transport.flight import GONE, Client
 
 OWNED: Final = frozenset((Stand.MINE, Stand.LENT, Stand.CUT))
 PAUSE_S: Final = 0.02
+RowsOf = Callable[[OperatorSpec, Iterable[pa.RecordBatch], str, int], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class StateReader:
     token: str = field(repr=False)
     patience_s: float = 30.0
     controller: str = ""
+    rows_of: RowsOf = rows_of_state  # what becomes of a host's state: rows that begin with key columns, host and epoch
 
     def read(self, position: int, attempt: int | None = None) -> Iterator[pa.RecordBatch]:
         """Rows of the keys of these groups, with the hosts that own them, and their epochs. `attempt`: the Spark task's."""
@@ -83,12 +85,12 @@ class StateReader:
             return
         ownership, changes = found
         if ownership is None:  # of an operator whose keys never move
-            yield from rows_of_state(self.spec, changes, host, epoch=1)
+            yield from self.rows_of(self.spec, changes, host, 1)
             wanted.clear()
             return
         taken = wanted.taken(ownership)
         if taken:
-            for rows in rows_of_state(self.spec, changes, host, epoch=1):
+            for rows in self.rows_of(self.spec, changes, host, 1):
                 yield self._only(rows, taken, ownership)
 
     def _only(self, rows: pa.RecordBatch, taken: _Taken, ownership: Ownership) -> pa.RecordBatch:

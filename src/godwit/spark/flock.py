@@ -386,6 +386,23 @@ class Flock:
         known, token = self._definer.known(name), self._settings.token
         return state_frame(self._spark, self._home, self._incarnation, token, *known, self._controller.address)
 
+    def dead_letters(self, name: str) -> DataFrame:
+        """Rows and timers that an operator with dead_letters=True has set aside, as of a committed batch, in no order.
+
+        The key columns, host, epoch; kind ("row" or "timer"), batch, lane, row or timer_ms, code, error, failed_at (when its
+        batch began), and data, the row as JSON.
+        """
+        self._check_open()
+        known, token, controller = self._definer.known(name), self._settings.token, self._controller.address
+        return state_frame(self._spark, self._home, self._incarnation, token, *known, controller, letters=True)
+
+    def clear_dead_letters(self, name: str) -> int:
+        """Forget an operator's dead letters, but for those of keys that are being moved; says how many are gone."""
+        self._check_open()
+        self._definer.known(name)
+        answers = [self._hosts.ask_now(host, "clear_letters", operator=name) for host in self._home.roster()]
+        return sum(answer["cleared"] for answer in answers)
+
     def status(self) -> dict[str, Any]:
         """Hosts with generation, address and restarts; per operator and host the keys, bytes, rows, rates and lag."""
         self._check_open()

@@ -62,6 +62,8 @@ class OperatorOptions(TypedDict, total=False):
     watermarkPolicy: "max" as Spark does (the fastest partition leads) or "min" (the slowest holds time back).
     timeout_s: how long one call of the processor may take before it counts as hanging (60).
     value_bytes_max: the largest single state value (64 MiB).
+    dead_letters: whether rows and timers that the processor fails on are set aside, and the query goes on without them
+    (False); `flock.dead_letters(name)` shows them.
     lane, sequence: columns that identify rows, for sources that may cut a batch into other partitions when it is read
     again, e.g. lane=["topic", "partition"], sequence="offset".
     """
@@ -70,6 +72,7 @@ class OperatorOptions(TypedDict, total=False):
     watermarkPolicy: str
     timeout_s: float
     value_bytes_max: int
+    dead_letters: bool
     lane: str | Sequence[str]
     sequence: str
 
@@ -79,6 +82,7 @@ DEFAULTS: OperatorOptions = {
     "watermarkPolicy": "max",
     "timeout_s": 60.0,
     "value_bytes_max": 64 << 20,
+    "dead_letters": False,
 }
 
 
@@ -149,6 +153,7 @@ def _build(definition: Definition) -> Operator:
         timeout_s=options["timeout_s"],
         ephemeral=not frame.isStreaming,
         merge=_merge(definition, adapter, event_time),
+        dead_letters=options["dead_letters"],
     )
     return Operator(spec, _pickled(adapter))
 
@@ -172,9 +177,12 @@ def _check_choices(definition: Definition) -> None:
         ("outputMode", str(definition.output_mode).lower(), ("append", "update")),
         ("nullKeys", options["nullKeys"], ("error", "bucket")),
         ("watermarkPolicy", options["watermarkPolicy"], ("max", "min")),
+        ("dead_letters", options["dead_letters"], (True, False)),
     ):
         if value not in allowed:
-            raise DefinitionError(f"{option}={value!r} is not supported", todo=f"Use one of {', '.join(allowed)}")
+            raise DefinitionError(
+                f"{option}={value!r} is not supported", todo=f"Use one of {', '.join(map(str, allowed))}"
+            )
     _check_limits(definition)
     if ("lane" in options) != ("sequence" in options):
         raise DefinitionError("lane and sequence columns go together", todo="Name both, or neither")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -15,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.errors import DefinitionError
 from godwit.runtime.export import state_schema
+from godwit.runtime.letters import letters_schema, rows_of_letters
 from godwit.runtime.log_reader import LogReader
 from godwit.runtime.spec import OperatorSpec
 from godwit.runtime.state_reader import StateReader
@@ -31,10 +33,14 @@ def state_frame(
     spec: OperatorSpec,
     binding: Binding | None,
     controller: str,
+    letters: bool = False,
 ) -> DataFrame:
-    """The state of every key as of a committed batch, the newest or, while one is being processed, the one before it."""
+    """The state of every key, or its dead letters, as of a committed batch: the newest, or while one runs the one before."""
     batch, parts = _committed(spark, binding), _parts(home, spec.name)
-    return _frame(spark, StateReader(spec, str(home.path), parts, batch, incarnation, token, controller=controller))
+    reader = StateReader(spec, str(home.path), parts, batch, incarnation, token, controller=controller)
+    if letters:
+        return _frame(spark, replace(reader, rows_of=rows_of_letters), letters_schema(spec))
+    return _frame(spark, reader, state_schema(spec))
 
 
 def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator: str) -> DataFrame:
@@ -57,7 +63,7 @@ def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator
             "the operator is over a batch DataFrame, whose state ends with its evaluation", operator=operator
         )
     batch, parts = _committed(spark, binding), _parts(home, spec.name)
-    return _frame(spark, LogReader(spec, str(home.path), parts, batch, "", ""))
+    return _frame(spark, LogReader(spec, str(home.path), parts, batch, "", ""), state_schema(spec))
 
 
 def _committed(spark: SparkSession, binding: Binding | None) -> int:
@@ -69,9 +75,9 @@ def _parts(home: Home, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:
     return tuple((host, frozenset(routing.groups_of(host))) for host in routing.hosts)
 
 
-def _frame(spark: SparkSession, reader: StateReader) -> DataFrame:
-    spec, parts = reader.spec, reader.parts
-    schema = from_arrow_schema(state_schema(spec), prefer_timestamp_ntz=True)
+def _frame(spark: SparkSession, reader: StateReader, shown: pa.Schema) -> DataFrame:
+    parts = reader.parts
+    schema = from_arrow_schema(shown, prefer_timestamp_ntz=True)
 
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()

@@ -55,7 +55,7 @@ def _ask(controller: Controller, name: str, token: str) -> dict[str, Any]:
 
 
 def _totals(instances: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    added = ("keys", "bytes", "rows", "outputs", "replayed", "late", "timers_fired", "rows_per_second")
+    added = ("keys", "bytes", "rows", "outputs", "replayed", "late", "timers_fired", "rows_per_second", "dead_letters")
     totals = {name: sum(instance[name] for instance in instances) for name in added}
     newest_ms = max(instance["touched_ms"] for instance in instances)
     return totals | {

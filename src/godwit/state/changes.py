@@ -30,6 +30,7 @@ REMOVE: Final = 1
 CLEAR: Final = 2
 
 TIMERS: Final = -1  # stands in the var column of timer rows
+LETTERS: Final = 2**15 - 1  # stands there for dead letters, which are no variable of the user's
 
 COLUMN_VAR: Final = -4
 COLUMN_OP: Final = -3

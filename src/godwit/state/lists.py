@@ -6,7 +6,7 @@ in place, and the undo is the list and the length it had. It must not know what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -20,7 +20,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, Moves, Ops, Row, Shelved
+from godwit.state.table import Merge, Moves, Ops, Row, Shelved, saved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 
@@ -126,6 +126,9 @@ class ListTable(Shelved[list[bytes]]):
         self._stage = {}
         if self._expiry is not None:
             self._expiry.forget()
+
+    def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
+        return saved(self._stage, keys, lambda staged: _Staged(staged.replaces, list(staged.elements)))
 
     def settle(self) -> None:
         self._undo = Images(self.var, _IMAGE, self._key_codec)

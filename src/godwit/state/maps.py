@@ -8,7 +8,7 @@ in an entry.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -21,7 +21,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, Moves, Ops, Row, Shelved
+from godwit.state.table import Merge, Moves, Ops, Row, Shelved, saved
 
 Entries: TypeAlias = dict[bytes, bytes]
 
@@ -164,6 +164,11 @@ class MapTable(Shelved[Entries]):
         self._stage = {}
         if self._expiry is not None:
             self._expiry.forget()
+
+    def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
+        return saved(
+            self._stage, keys, lambda staged: _Staged(staged.cleared, dict(staged.entries), set(staged.reborn))
+        )
 
     def settle(self) -> None:
         self._undo = Images(self.var, _IMAGE, self._key_codec)

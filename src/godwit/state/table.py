@@ -7,7 +7,7 @@ held when the last batch was committed, for what has changed since). Decides tha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from godwit.state.shelf import P, Payload, Shelf
 from godwit.state.spill import Spill
 
 Ops: TypeAlias = npt.NDArray[np.int8]
+S = TypeVar("S")
 Row: TypeAlias = tuple[Key, bytes | None, bytes | None]  # key, sub, value
 
 
@@ -67,6 +68,10 @@ class Table(Protocol):
 
     def rollback(self) -> None: ...
 
+    def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
+        """What makes the stage of these keys again what it is now."""
+        ...
+
     def settle(self) -> None: ...
 
     @property
@@ -97,6 +102,18 @@ class Table(Protocol):
     def settle_keys(self, keys: Iterable[Key]) -> None:
         """What these keys hold now is what they held at the last settled moment."""
         ...
+
+
+def saved(stage: dict[Key, S], keys: Sequence[Key], copy: Callable[[S], S]) -> Callable[[], None]:
+    """What makes a stage again what it is now, for these keys."""
+    before = {key: copy(stage[key]) for key in keys if key in stage}
+
+    def restore() -> None:
+        for key in keys:
+            stage.pop(key, None)
+        stage.update(before)
+
+    return restore
 
 
 class Shelved(Generic[P]):

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError, InvariantBroken
-from godwit.state.changes import CLEAR, COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, PUT, TIMERS, Changes
+from godwit.state.changes import CLEAR, COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, PUT, TIMERS, Changes
 from godwit.state.deadlines import Now
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.lists import ListTable
@@ -71,6 +71,8 @@ class KeyedState:
         self._shelves: list[Shelf[Any]] = []
         self._tables: dict[int, Table] = {}
         self._tables[TIMERS] = self._timers
+        self._letters = self._tables[LETTERS] = ListTable(LETTERS, key_codec, None, self._now)
+        self._shelves.append(self._letters.shelf)
         self.variables: tuple[Variable, ...] = ()
         self.extend(variables)
 
@@ -157,6 +159,21 @@ class KeyedState:
     def timer_list(self, key: Key) -> list[int]:
         return self._timers.get(key)
 
+    def letter_add(self, key: Key, payload: bytes) -> None:
+        """Set something aside for this key: a dead letter."""
+        self._letters.append(key, [payload])
+
+    def letter_clear(self, keys: Sequence[Key]) -> None:
+        self._letters.clear_many(keys)
+
+    def letter_keys(self) -> list[Key]:
+        return list(self._letters.each_key())
+
+    @property
+    def letter_count(self) -> int:
+        """Merged letters of all keys."""
+        return sum(len(letters) for _, letters in self._letters.shelf.items()) if self._letters.count else 0
+
     def due(self, until_ms: int) -> list[tuple[int, Key]]:
         """Committed timers up to a time, by time and packed key. They stay until they are removed."""
         return self._timers.due(until_ms)
@@ -187,6 +204,16 @@ class KeyedState:
         prepared = self.prepare()
         self.merge(prepared)
         return prepared.changes
+
+    def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
+        """What makes the stage of these keys again what it is now; not after a rollback or a merge."""
+        restores = [table.savepoint(keys) for table in self._tables.values()]
+
+        def restore() -> None:
+            for each in restores:
+                each()
+
+        return restore
 
     def rollback(self) -> None:
         """Drop the stage."""

@@ -6,7 +6,7 @@ It must not know what a timer is for, nor what time it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from godwit.state.changes import PUT, REMOVE, TIMERS, Changes, timer_ms, timer_s
 from godwit.state.deadlines import Deadlines
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, Moves, Ops, Row
+from godwit.state.table import Merge, Moves, Ops, Row, saved
 
 Times: TypeAlias = tuple[int, ...]
 
@@ -107,6 +107,9 @@ class Timers:
 
     def rollback(self) -> None:
         self._stage = {}
+
+    def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
+        return saved(self._stage, keys, dict)
 
     def settle(self) -> None:
         self._undo = {}

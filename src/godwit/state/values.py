@@ -6,7 +6,7 @@ and whole chunks are read and written at once. It must not know what is in a pay
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from godwit.state.images import IMAGE_BYTES, Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, Moves, Ops, Row, Shelved
+from godwit.state.table import Merge, Moves, Ops, Row, Shelved, saved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
@@ -139,6 +139,9 @@ class ValueTable(Shelved[bytes]):
         self._stage_clears = False
         if self._expiry is not None:
             self._expiry.forget()
+
+    def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
+        return saved(self._stage, keys, lambda payload: payload)
 
     def settle(self) -> None:
         self._undo = _Undo(self.var, self._key_codec, self.shelf)

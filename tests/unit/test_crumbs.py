@@ -1,0 +1,99 @@
+"""What a host was working on when its process ended, as the next generation, or an heir, finds it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from godwit.errors import RowKillsHost
+from godwit.runtime.crumbs import Crumbs, Suspect
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from godwit.runtime.crumbs import Crumbs
+trail = Crumbs(Path(sys.argv[1]), int(sys.argv[2]), "flock-1").trail("op")
+trail.begin("rows", 4, "lane-0", 10, 19)
+trail.end()
+if trail.suspected("rows", 4, "lane-0", 0, 100):
+    trail.begin("rows", 4, "lane-0", 13, 13, one=True)
+else:
+    trail.begin("rows", 4, "lane-0", 10, 19)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _die(directory: Path, generation: int) -> None:
+    done = subprocess.run([sys.executable, "-c", DIES, str(directory), str(generation)], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_row_is_known_after_the_process_has_ended_twice(tmp_path: Path) -> None:
+    _die(tmp_path, 1)
+    trail = Crumbs(tmp_path, 2, "flock-1").trail("op")
+    assert trail.suspected("rows", 4, "lane-0", 19, 30)
+    assert not trail.suspected("rows", 4, "lane-0", 20, 30)
+    assert not trail.suspected("rows", 5, "lane-0", 10, 19)
+    assert not trail.suspected("rows", 4, "lane-1", 10, 19)
+    assert not trail.kills("rows", 4, "lane-0", 13, 13)
+    _die(tmp_path, 3)
+    for generation in (4, 5):  # also if that one ends for another reason before the row comes
+        trail = Crumbs(tmp_path, generation, "flock-1").trail("op")
+        assert trail.kills("rows", 4, "lane-0", 13, 13)
+        assert not trail.kills("rows", 4, "lane-0", 14, 14)
+
+
+def test_heir_of_a_lost_host_knows_what_it_was_at(tmp_path: Path) -> None:
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "heir").mkdir()
+    _die(tmp_path / "lost", 1)
+    heir = Crumbs(tmp_path / "heir", 7, "flock-1")
+    heir.inherit(tmp_path / "lost")
+    assert heir.suspects == [Suspect("op", "rows", 4, "lane-0", 10, 19)]
+    assert Crumbs(tmp_path / "heir", 8, "flock-1").suspects == heir.suspects
+
+
+def test_another_opening_of_the_flock_forgets(tmp_path: Path) -> None:
+    _die(tmp_path, 1)
+    assert Crumbs(tmp_path, 2, "flock-1").suspects
+    assert not Crumbs(tmp_path, 3, "flock-2").suspects
+
+
+def test_damaged_files_are_no_evidence(tmp_path: Path) -> None:
+    (tmp_path / "suspects.json").write_text('{"incarnation": "flock-1", "susp')
+    (tmp_path / "breadcrumbs-1").write_bytes(b"\x07flock-1" + b"\xff" * 700)
+    (tmp_path / "breadcrumbs-2").write_bytes(b"")
+    Crumbs(tmp_path, 3, "flock-1").trail("op").begin("rows", 0, "0", 0, 1)
+
+
+def test_process_that_ends_between_two_calls_suspects_nobody(tmp_path: Path) -> None:
+    trail = Crumbs(tmp_path, 1, "flock-1").trail("op")
+    trail.begin("rows", 4, "lane-0", 10, 19)
+    trail.end()
+    assert not Crumbs(tmp_path, 2, "flock-1").suspects
+
+
+def test_more_instances_than_slots_leave_no_crumbs_and_no_errors(tmp_path: Path) -> None:
+    crumbs = Crumbs(tmp_path, 1, "flock-1")
+    for n in range(100):
+        crumbs.trail(f"op-{n}").begin("rows", 0, "x" * 1_000, 0, n)
+    assert len(Crumbs(tmp_path, 2, "flock-1").suspects) == 64
+
+
+def test_error_names_the_row(tmp_path: Path) -> None:
+    from tests.property.bench_host import BenchHost, chunk_of, operator_of, request, welcome
+
+    host = BenchHost(tmp_path / "host", operator_of())
+    crumbs = Crumbs(tmp_path, 1, "")
+    crumbs.suspects = [Suspect("everything", "rows", 0, "0", 1, 1, sure=True)]
+    host.instance.trail = crumbs.trail("everything")
+    host.do(lambda i: i.open(request(0), "0", 1_000, welcome))
+    with pytest.raises(RowKillsHost) as refused:
+        host.do(lambda i: i.apply(request(0), "0", chunk_of([("a", 1), ("b", 2)])))
+    assert refused.value.fields == {"operator": "everything", "key": ("b",), "lane": "0", "batch": 0, "row": 1}
+    assert not host.instance.state.key_count
+    host.close()
