@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from godwit.errors import RowKillsHost
 from godwit.runtime.letters import rows_of_letters
 from godwit.runtime.native import column
+from godwit.state.ledger import Ledger
 from tests.integration.nest import OPERATOR, Nest, operator_of, rows
 from tests.spark.flocks import Count
 
@@ -31,8 +31,25 @@ class Deadly(Count):
         return super().process(rows, states, times)
 
 
+class Saboteur(Count):
+    """Lets the host fail once, after a chunk was put in line and before memory has all of it."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def process(self, rows: Any, states: Any, times: Any) -> Any:
+        if (column(rows.batch, "n") == DEADLY).any() and not self.flag.exists():
+            self.flag.touch()
+            Ledger.record = _no_memory  # type: ignore[method-assign]  # for as long as this process lives
+        return super().process(rows, states, times)
+
+
+def _no_memory(*_: Any) -> None:
+    raise MemoryError
+
+
 @contextmanager
-def _restarting(nest: Nest, hosts: int) -> Iterator[list[str]]:
+def _restarting(nest: Nest) -> Iterator[list[str]]:
     """Starts hosts again as they end, as Spark does; gives their names in the order in which they ended."""
     ended: list[str] = []
     over = threading.Event()
@@ -63,7 +80,7 @@ def nest(tmp_path: Path) -> Iterator[Nest]:
 def test_row_that_kills_its_host_is_named_after_the_second_time(nest: Nest) -> None:
     nest.start_all()
     list(nest.run(0, "0", [rows(range(10))]))
-    with _restarting(nest, 2) as ended:
+    with _restarting(nest) as ended:
         for _ in range(2):  # whoever asks again hears it at once
             with pytest.raises(RowKillsHost) as refused:
                 list(nest.run(1, "0", [rows(range(10, 30))]))
@@ -85,7 +102,7 @@ def test_row_that_kills_its_host_can_be_set_aside(nest: Nest) -> None:
     nest.controller.add(operator)
     nest.operator = operator
     nest.start_all()
-    with _restarting(nest, 2) as ended:
+    with _restarting(nest) as ended:
         given = list(nest.run(0, "0", [rows(range(30))]))
         assert len(ended) == 2
     assert sorted(row["count"] for row in given if row["key"] == DEADLY % 7) == [1, 2, 3]
@@ -95,7 +112,21 @@ def test_row_that_kills_its_host_can_be_set_aside(nest: Nest) -> None:
         client = nest.client(host)
         changes = list(client.fetch(operator=OPERATOR, committed_batch=0)[1])
         client.close()
-        for table in rows_of_letters(replace(operator.spec), changes, host, 1):
+        for table in rows_of_letters(operator.spec, changes, host, 1):
             letters += table.to_pylist()
     (letter,) = letters
     assert (letter["row"], letter["code"], letter["data"]) == (13, "GODWIT-ROW-KILLS-HOST", '{"key": 6, "n": 13}')
+
+
+def test_host_that_fails_between_the_changelog_and_memory_ends_and_recovers(tmp_path: Path) -> None:
+    nest = Nest(tmp_path / "nest", hosts=2, processor=Saboteur(tmp_path / "flag"))
+    nest.start_all()
+    with _restarting(nest) as ended:
+        given = list(nest.run(0, "0", [rows(range(at, at + 10)) for at in range(0, 40, 10)]))
+        assert len(ended) == 1, "it ended by itself"
+    assert [row["n"] for row in given] == list(range(40)), "the task went on as after a lost connection"
+    for key in range(7):
+        counts = [row["count"] for row in given if row["key"] == key]
+        assert counts == list(range(1, len(counts) + 1))
+    assert nest.state(0) == {key: len([n for n in range(40) if n % 7 == key]) for key in range(7)}
+    nest.close()
