@@ -33,7 +33,7 @@ class Form(Generic[P]):
 
 
 class Images(Generic[P]):
-    """Images by key, None for a key that held nothing. An image is in memory or on disk, never in both."""
+    """Images by key, None for a key that held nothing. Of one that is in both, because a spill failed, memory's counts."""
 
     __slots__ = ("_disk", "_disk_count", "_extra_bytes", "_form", "_key_codec", "_memory", "_var")
 
@@ -47,7 +47,7 @@ class Images(Generic[P]):
         self._disk_count = 0
 
     def __len__(self) -> int:
-        return len(self._memory) + self._disk_count
+        return len(self._memory) + max(self._disk_count, 0)
 
     def __contains__(self, key: object) -> bool:
         return key in self._memory or self._on_disk(key)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ class Images(Generic[P]):
     def __iter__(self) -> Iterator[Key]:
         yield from self._memory
         if self._disk is not None:
-            yield from (self._key_codec.unpack(packed) for packed, _ in self._disk.scan(self._var))
+            yield from (key for key, _ in self._spilled(self._disk))
 
     def __getitem__(self, key: Key) -> P | None:
         if key in self._memory:
@@ -71,8 +71,8 @@ class Images(Generic[P]):
     def items(self) -> Iterator[tuple[Key, P | None]]:
         yield from self._memory.items()
         if self._disk is not None:
-            for packed, data in self._disk.scan(self._var):
-                yield self._key_codec.unpack(packed), self._image(data)
+            for key, data in self._spilled(self._disk):
+                yield key, self._image(data)
 
     def in_memory(self, key: Key) -> P | None:
         """The image, if it can still be added to: one on disk is complete."""
@@ -122,12 +122,16 @@ class Images(Generic[P]):
         """All go to disk; if it is full, as many as there is room for."""
         keys = iter(list(self._memory))
         while block := list(islice(keys, _WRITE_ROWS)):
-            disk.put_many(self._var, [(self._key_codec.pack(key), self._data(self._memory[key])) for key in block])
             self._disk = disk
+            disk.put_many(self._var, [(self._key_codec.pack(key), self._data(self._memory[key])) for key in block])
             self._disk_count += len(block)
             for key in block:
                 del self._memory[key]
         self._extra_bytes = 0
+
+    def _spilled(self, disk: Spill) -> Iterator[tuple[Key, bytes]]:
+        found = ((self._key_codec.unpack(packed), data) for packed, data in disk.scan(self._var))
+        return ((key, data) for key, data in found if key not in self._memory)
 
     def _on_disk(self, key: Key) -> bool:
         return self._disk is not None and self._disk.contains(self._var, self._key_codec.pack(key))
