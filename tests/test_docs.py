@@ -84,6 +84,39 @@ def test_the_words_of_the_design_are_in_the_glossary(word: str) -> None:
     assert re.search(rf"^\| {shown} \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
 
 
+# -- guarantees ------------------------------------------------------------------------------------------------------
+
+GUARANTEES = (ROOT / "docs/guarantees.md").read_text()
+NOTE = re.compile(r"\[\^([\w-]+)\]")
+
+
+def promises() -> list[str]:
+    """The sentences of the page, and the rows of its tables."""
+    text = re.sub(r"^(#.*|\[\^.*|\|[\s|-]*\|)$", "", GUARANTEES, flags=re.MULTILINE)
+    text = re.sub(r"^\| (what happens|crash) \|.*$", "", text, flags=re.MULTILINE)
+    blocks = [block for part in text.split("\n\n") for block in re.split(r"\n(?=\||- )", part)]
+    sentences = [one for block in blocks for one in re.split(r"(?<=\.|\])\s+(?=[A-Z`*])", " ".join(block.split()))]
+    return [sentence for sentence in sentences if sentence]
+
+
+def test_every_sentence_of_the_guarantees_names_its_tests() -> None:
+    notes = dict(re.findall(r"^\[\^([\w-]+)\]: (.*)$", GUARANTEES, re.MULTILINE))
+    without = [sentence for sentence in promises() if not NOTE.search(sentence)]
+    assert all(LEADS_ON.search(sentence) for sentence in without), without
+    assert {note for sentence in promises() for note in NOTE.findall(sentence)} == notes.keys()
+    for tests in notes.values():
+        for test in tests.split(", "):
+            file, _, name = test.partition("::")
+            assert re.search(rf"^(def {name}\(|{name} = )", (ROOT / file).read_text(), re.MULTILINE), test
+
+
+# What a sentence without a note may be: one that the next sentence, which has a note, completes.
+LEADS_ON = re.compile(
+    r"rows come in any order\.$|belong together\.$|: nothing\.$|drops its copy\.$|target is back\.$"
+    r"|^\*\*What it rests on\.\*\*$"
+)
+
+
 # -- reconfiguration -------------------------------------------------------------------------------------------------
 
 
