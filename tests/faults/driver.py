@@ -87,7 +87,7 @@ class App:
         config = self.path / f"{self.name}.json"
         config.write_text(json.dumps(asdict(self)))
         env = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "GODWIT_TEST_FOLDER": self.folder,

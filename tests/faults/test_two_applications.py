@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 def test_the_older_of_two_applications_is_fenced_and_the_newer_is_exact(tmp_path: Path) -> None:
-    older = App(str(tmp_path), name="older", rows=100_000, per_batch=200, master="local[4]")
-    newer = App(str(tmp_path), name="newer", rows=2_000, per_batch=200, master="local[4]", take_over=True)
+    """Rows enough for the older one to be at work when the newer has started, however long that takes."""
+    older = App(str(tmp_path), name="older", rows=30_000, per_batch=200, master="local[4]")
+    newer = replace(older, name="newer", take_over=True)
     first = older.begin()
     try:
         wait_until(lambda: (older.says("batch") or 0) >= 1 or first.poll() is not None, 400, "the older one is at work")
