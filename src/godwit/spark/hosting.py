@@ -131,6 +131,8 @@ class HostJob:
             check_owner(self.config.checkpoint, self.config.incarnation)
         except Fenced:
             return True
+        except CheckpointUnusable:  # the host reads the owner too, and says what is wrong with it
+            return False
         return False
 
     def _generation(self) -> int:
