@@ -60,6 +60,18 @@ def test_what_was_answered_is_seen_by_others_while_the_host_is_only_paused(clien
     assert seen == [1]
 
 
+def test_what_is_synced_after_a_takeover_is_not_acknowledged(clients: Clients) -> None:
+    """A hand-over's `released` counts when it is synced: written before and synced after, its successor has not read it."""
+    paused, _ = opened(clients.at("a") / "host")
+    answered(paused, 1)
+    lsn = paused.append([state(2)])
+    paused.flush(lsn)
+    _, seen = opened(clients.at("b") / "host")
+    assert seen == [1]
+    with pytest.raises(StaleGeneration):
+        paused.sync(lsn)
+
+
 def test_a_host_that_is_not_paused_goes_on_answering(clients: Clients) -> None:
     log, _ = opened(clients.at("a") / "host")
     for number in range(20):

@@ -175,6 +175,8 @@ class Changelog:
         try:
             if file is not None:
                 file.sync()
+            if self._fence.looks_are_cached:
+                self._fence.check()  # others see a write when it is synced, so it counts only if none has come before that
         except BaseException as error:
             self._fail(error)
             raise

@@ -136,6 +136,10 @@ class Fence:
         self._own = str(directory / str(FileName("claim", generation)))
         self._token = held_token(directory, generation)
 
+    @property
+    def looks_are_cached(self) -> bool:
+        return self._token is not None
+
     def down(self) -> bool:
         """The next claim may come and be swept by one that is newer still, but ours is swept before it."""
         if self._token is not None:
