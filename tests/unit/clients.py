@@ -165,6 +165,8 @@ class Clients:
                 lines = [f"99 1 0:99 / {client.root} rw - nfs4 server:/ rw\n" for client in self.by_name.values()]
                 return io.StringIO(table.read() + "".join(lines))
         client, place = self._split(path)
+        if client is not None and mode in ("r", "rb") and not self._sees(client, place):
+            raise FileNotFoundError(errno.ENOENT, "cached", place)
         made = any(letter in mode for letter in "wxa") and not self._real["access"](place, os.F_OK)
         if client is not None and made:
             client.seen.pop(place, None)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from godwit.errors import CheckpointUnusable, StaleGeneration
+from godwit.model.units import Units
+from godwit.runtime.wills import check_alive, read_will, write_will
 from godwit.state.changelog import Changelog
 from godwit.state.fencing import Fence, Token, claim
 from godwit.state.frames import Part
@@ -213,6 +215,16 @@ def test_what_a_backup_acknowledged_is_seen_by_whoever_restores(clients: Clients
     mirror = Mirror(clients.at("a") / "backup", 1)
     mirror.write("log-00000001-00000001", 0, b"rows", ahead=False)
     assert (clients.at("b") / "backup" / "log-00000001-00000001").read_bytes() == b"rows"
+
+
+def test_a_host_with_heirs_is_not_started_though_its_machine_remembers_that_there_was_no_will(clients: Clients) -> None:
+    here, there = (clients.at(name) / "godwit" / "hosts" / "host-0" for name in ("a", "b"))
+    write_will(there.with_name("host-7"), "other", {}, {})
+    assert read_will(here) is None
+    check_alive(here)
+    write_will(there, "will-1", {"host-1": {"op": Units(frozenset({1}))}}, {1: 4})
+    with pytest.raises(StaleGeneration, match="others own what it had"):
+        check_alive(here)
 
 
 def test_a_directory_of_an_earlier_version_has_no_token_and_opens(clients: Clients, tmp_path: Path) -> None:

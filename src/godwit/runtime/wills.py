@@ -16,6 +16,7 @@ from godwit.errors import CheckpointCorrupt, StaleGeneration, WorkLost
 from godwit.model.units import Units
 from godwit.state.damage import corrupt, unusable
 from godwit.state.documents import GARBLED, make_directory, replace_document
+from godwit.state.fencing import listed
 
 Shares = Mapping[str, Mapping[str, Units]]  # by heir, by operator
 
@@ -91,7 +92,9 @@ def batch_lost(host: str, operator: str, last: int, committed: int) -> Checkpoin
 
 
 def check_alive(directory: Path) -> None:
-    if read_will(directory) is not None:
+    """By what is listed too: that there is no will may be known from a cache, of the time when an heir looked for it."""
+    path = _path(directory)
+    if read_will(directory) is not None or path.name in listed(path.parent):
         raise StaleGeneration(
             "this host was lost, and others own what it had",
             todo="Nothing: it is not started again",

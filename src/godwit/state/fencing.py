@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -149,6 +150,20 @@ class Fence:
     def check(self) -> None:
         if self.down():
             raise stale(self._directory, self._generation)
+
+
+def listed(directory: Path) -> list[str]:
+    """What is there by the word of the file system itself: a client lists anew a directory that it has changed."""
+    passing = directory / f".look-{uuid.uuid4().hex}"
+    try:
+        if mount_of(directory).network:
+            passing.mkdir()
+            passing.rmdir()
+        return [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unusable("list", directory, error) from error
 
 
 def check_newest(directory: Path, generation: int) -> None:
