@@ -65,7 +65,7 @@ AUTOSCALE = [
 MOVE_OPTIONS = set(
     "check gap_ms on_conflict order progress protocol rate_bytes_per_s restart side_by_side source step_units wait".split()
 )
-OPTIONS = {"nullKeys", "watermarkPolicy", "timeout_s", "value_bytes_max", "lane", "sequence"}
+OPTIONS = {"dead_letters", "nullKeys", "watermarkPolicy", "timeout_s", "value_bytes_max", "lane", "sequence"}
 
 
 def parameters(function: Any) -> list[tuple[Any, ...]]:
@@ -100,7 +100,9 @@ def test_flock_has_exactly_these_members() -> None:
     assert set(public_members(godwit.Flock)) == {
         "autoscale",
         "checkpoint",
+        "clear_dead_letters",
         "close",
+        "dead_letters",
         "drain",
         "history",
         "measures",
@@ -125,6 +127,8 @@ def test_flock_has_exactly_these_members() -> None:
         (godwit.Flock.transformWithStateInPandas, STATEFUL),
         (godwit.Flock.process, NATIVE),
         (godwit.Flock.state, [("name", POSITIONAL, REQUIRED)]),
+        (godwit.Flock.dead_letters, [("name", POSITIONAL, REQUIRED)]),
+        (godwit.Flock.clear_dead_letters, [("name", POSITIONAL, REQUIRED)]),
         (godwit.Flock.status, []),
         (godwit.Flock.checkpoint, [("to", POSITIONAL, REQUIRED)]),
         (godwit.Flock.measures, []),
