@@ -279,7 +279,8 @@ class Instance(Remembered):
             self.counters.late += late
             work.parts.append(self.mark_part())
         entry = Entry(chunk.rows, chunk.hashes, tagged, checks=chunk.checks)
-        record = self._prepare_record(work, lane, entry, followed is None or followed.record)
+        over = followed is not None and followed.over
+        record = self._prepare_record(work, lane, entry, followed is None or followed.record, settled=over)
         if followed is not None:
             for info, _ in work.parts:
                 if info["kind"] == "ledger":  # the router says to the owner that the lane has ended, perhaps not here
@@ -287,7 +288,7 @@ class Instance(Remembered):
 
         def merge() -> None:
             record()
-            if followed is not None and followed.over:
+            if over:
                 self.state.settle_keys(keys)
             for follower in self.followers:
                 follower.applied(request, lane, chunk, times, keys, work)
@@ -369,9 +370,11 @@ class Instance(Remembered):
                 trace="".join(traceback.format_exception(error)[-6:]),
             ) from error
 
-    def _prepare_record(self, work: Work, lane: str, entry: Entry, record: bool = True) -> Callable[[], None]:
+    def _prepare_record(
+        self, work: Work, lane: str, entry: Entry, record: bool = True, settled: bool = False
+    ) -> Callable[[], None]:
         outputs = entry.outputs
-        merge_changes = self._prepare_changes(work, settled=not record)
+        merge_changes = self._prepare_changes(work, settled)
         if record:
             part = entry.part(self.name, self.progress.batch, lane)
             entry = entry.within(part)
