@@ -330,4 +330,4 @@ def test_what_came_before_the_batch_is_taken_whole_or_not_at_all(tmp_path: Path,
 
 @pytest.mark.long
 def test_next_batch_of_an_origin_is_begun_whole_or_not_at_all(tmp_path: Path, luggage: dict[str, Any]) -> None:
-    swept(tmp_path, _told("changes", 2, luggage["state"][1]))
+    swept(tmp_path, _told("changes", 2, luggage["state"][1]), prelude=[*PRELUDE, finished(1, 36)])
