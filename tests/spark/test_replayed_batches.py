@@ -27,6 +27,7 @@ for pickler in (cloudpickle, pyspark.cloudpickle):
 EVENTS = pa.schema({"key": pa.int64(), "n": pa.int64()})
 KEYS, FILES, ROWS = 40, 6, 200
 SHUFFLED = 4
+FILE_BYTES_MAX = 64 << 10
 BAD = 7  # the key at which the processor throws while there is a reason to
 LATER_S = 1.0  # in which the other host has long applied what has come to it
 
@@ -91,6 +92,8 @@ class World:
             assert query.awaitTermination(120)
         except StreamingQueryException as error:
             return str(error)
+        finally:
+            query.stop()  # one that hangs would keep the slots of all tests after it
         return ""
 
     def fail_half_way(self) -> None:
@@ -137,8 +140,9 @@ def conf(spark: SparkSession, **settings: Any) -> Iterator[None]:
 
 
 def many(spark: SparkSession) -> Any:
-    """A partition for every file."""
-    return conf(spark, spark__sql__files__maxPartitionBytes=1, spark__sql__files__openCostInBytes=1)
+    """A partition for every file: a file fits into one, and opening it costs as much as one holds."""
+    given = {"maxPartitionBytes": FILE_BYTES_MAX, "openCostInBytes": FILE_BYTES_MAX}
+    return conf(spark, **{f"spark__sql__files__{name}": value for name, value in given.items()})
 
 
 def few(spark: SparkSession) -> Any:
