@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import godwit
 from godwit.errors import CheckpointInUse, CheckpointMismatch, DefinitionError, NotEnoughSlots
+from godwit.spark.hosting import TASK_ENDED
 from tests.spark.flocks import OPERATOR, Count, Kept, KeyCount, assert_exact, drain, reach, start, state_of
 
 COUNTED = KeyCount(1_000, per_batch=200)
@@ -42,7 +43,7 @@ def test_a_second_flock_is_refused_and_the_query_on_the_first_goes_on(spark: Spa
 def test_a_flock_that_takes_over_ends_the_first(spark: SparkSession, tmp_path: Path) -> None:
     """There are not slots enough for both, and there need not be."""
     sink = Kept()
-    first = godwit.Flock(spark, hosts=3, checkpoint=tmp_path / "godwit")
+    first = godwit.Flock(spark, hosts=3, checkpoint=tmp_path / "godwit", recovery="parallel")
     query = start(counts(spark, first), sink, tmp_path / "spark")
     reach(query, sink, 1)
     with godwit.Flock(spark, hosts=3, checkpoint=tmp_path / "godwit", take_over=True) as second:
@@ -50,6 +51,8 @@ def test_a_flock_that_takes_over_ends_the_first(spark: SparkSession, tmp_path: P
             drain(query)
         (line,) = [line for line in second.history() if line["event"] == "opened"]
         assert line["before"].startswith("taken over from application")
+        lost = [line for line in second.history() if line.get("noticed") == TASK_ENDED]
+        assert lost == [], "the first gives nobody the keys of hosts that it has lost to the second"
         sink = Kept()
         drain(start(counts(spark, second), sink, tmp_path / "spark"))
         assert state_of(second) == COUNTED.truth()

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from godwit.errors import CheckpointUnusable, DefinitionError, GodwitError
+from godwit.errors import CheckpointUnusable, DefinitionError, Fenced, GodwitError
 from godwit.runtime.beats import Ear
 from godwit.runtime.controller import Controller
 from godwit.runtime.host import HostConfig
@@ -243,6 +243,10 @@ class Flock:
 
     def _lost(self, host: str, noticed: str = TASK_ENDED) -> bool:
         self._noticing.forget(host)  # Spark may have started it again by itself, and the job goes on
+        try:  # the hosts of a flock that has taken over are not this one's to fence
+            check_owner(str(self._home.path), self._incarnation)
+        except Fenced:
+            return False
         with suppress(CheckpointUnusable):  # if no disk is left, the host says so when it is started
             self._disks.place(host)
         return self._rescuer.lost(host, noticed)
