@@ -209,17 +209,18 @@ def test_a_batch_that_is_evaluated_twice_gives_the_same_twice(world: World) -> N
     assert world.counted() == world.truth()
 
 
-def test_other_values_within_a_run_are_refused_and_the_next_run_is_right(world: World) -> None:
-    """Before: the second evaluation was answered as if it were the first."""
+def define_moody(world: World) -> Path:
+    """An input whose values follow what a file says whenever they are read."""
     mood = world.root / "mood"
     mood.write_text("0")
-
-    @sf.udf("bigint")
-    def moody(n: int) -> int:
-        return n + int(mood.read_text())
-
-    moody = moody.asNondeterministic()
+    moody = sf.udf(lambda n: n + int(mood.read_text()), "bigint", useArrow=False).asNondeterministic()
     world.define(lambda frame: frame.withColumn("n", moody("n")))
+    return mood
+
+
+def test_other_values_within_a_run_are_refused_and_the_next_run_is_right(world: World) -> None:
+    """Before: the second evaluation was answered as if it were the first."""
+    mood = define_moody(world)
     world.add(1)
 
     def twice(batch: DataFrame, batch_id: int) -> None:
@@ -237,15 +238,7 @@ def test_other_values_within_a_run_are_refused_and_the_next_run_is_right(world: 
 
 
 def test_a_refusal_that_is_swallowed_ends_the_query_at_the_next_batch(world: World) -> None:
-    mood = world.root / "mood"
-    mood.write_text("0")
-
-    @sf.udf("bigint")
-    def moody(n: int) -> int:
-        return n + int(mood.read_text())
-
-    moody = moody.asNondeterministic()
-    world.define(lambda frame: frame.withColumn("n", moody("n")))
+    mood = define_moody(world)
     world.add(1)
     assert world.run() == ""
     world.add(1)
