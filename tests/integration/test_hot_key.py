@@ -124,12 +124,13 @@ def test_attempt_that_stopped_half_way_is_completed_by_the_next(nest: Nest, monk
 @pytest.mark.parametrize(
     "before", [pytest.param(False, id="declared"), pytest.param(True, id="taken-back", marks=pytest.mark.long)]
 )
-def test_merge_that_changes_within_a_batch_counts_from_the_next_on(nest: Nest, before: bool) -> None:
+def test_merge_that_changes_counts_when_the_batch_begins_anew(nest: Nest, before: bool) -> None:
     """Part of the batch is applied when the application ends; the next application has another declaration."""
     define(nest, before)
     nest.start_all()
     attempt = nest.run(0, "0", fed(4_000), merge=MERGE if before else ())
-    began = [next(attempt) for _ in range(50)]
+    for _ in range(50):
+        next(attempt)
     attempt.close()
     for host in nest.routing.hosts:
         nest.kill(host)
@@ -139,8 +140,8 @@ def test_merge_that_changes_within_a_batch_counts_from_the_next_on(nest: Nest, b
     nest.start_all()
     merge = () if before else MERGE
     again = list(nest.run(0, "0", fed(4_000), run="run-2", merge=merge))
-    assert again[:50] == began
     assert last_totals(again) == truth()
+    assert applied(nest) == ROWS if before else applied(nest) < 0.11 * ROWS
     assert nest.state(committed_batch=0) == truth()
 
     so_far = applied(nest)

@@ -308,7 +308,7 @@ def instance(merge: Merge) -> Instance:
     return made
 
 
-def test_later_declaration_counts_from_the_next_batch_on() -> None:
+def test_later_declaration_counts_from_the_next_batch_on_or_from_one_that_a_later_run_begins_anew() -> None:
     before = instance(())
     work = before.open(BatchRef("q", "run-1", 4), "0", 10, lambda *_: None)
     assert work.begun["merge"] == ()
@@ -316,7 +316,8 @@ def test_later_declaration_counts_from_the_next_batch_on() -> None:
 
     after = instance(BOTH)  # the application has been changed, and starts again within the batch
     after.recover_mark(mark)
-    assert after.open(BatchRef("q", "run-2", 4), "0", 20, lambda *_: None).begun["merge"] == ()
+    assert after.open(BatchRef("q", "run-1", 4), "0", 20, lambda *_: None).begun["merge"] == ()
+    assert after.open(BatchRef("q", "run-2", 4), "0", 20, lambda *_: None).begun["merge"] == BOTH
     assert after.open(BatchRef("q", "run-2", 5), "0", 30, lambda *_: None).begun["merge"] == BOTH
 
 

@@ -59,8 +59,9 @@ class Instance(Remembered):
         self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool
     ) -> Callable[[], None]:
         verdict = self.progress.judge(request)
-        if unknown := verdict is Verdict.UNKNOWN_RUN:  # checked before
+        if unknown := verdict is Verdict.UNKNOWN_RUN:  # checked before, and nothing of the batch is applied here
             self.progress = self.progress.admit(request)
+            self.merge = self.spec.merge
             verdict = self.progress.judge(request)
         self._refuse(verdict, request, lane)
         if begins := verdict is not Verdict.SAME:
