@@ -1,7 +1,7 @@
 """Two commits of Godwit under the same load, in one run: what a change costs or gains in rows a second.
 
 Each pair measures both commits one after the other, in processes of their own, and the order changes from pair to pair, so that
-drift of the machine hits both alike. The measuring code is this tree's for both; only the package under test differs.
+drift of the machine hits both alike. Each is measured by the throughput benchmark that it has itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAYS = ("godwit-unchanged", "godwit-native")
 
 
 def measure_one_side(batches: int) -> list[dict[str, Any]]:
-    """Every way and size once, with whichever `godwit` this process imports."""
+    """Every way and size once, with whichever `godwit` and `benchmarks` this process imports."""
     import godwit
     from benchmarks.session import session
     from benchmarks.throughput import WAYS as ALL_WAYS
@@ -58,9 +58,9 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 
 def run_side(tree: Path, batches: int) -> list[dict[str, Any]]:
-    environment = os.environ | {"PYTHONPATH": str(tree / "src")}
-    command = [sys.executable, "-m", "benchmarks.compare", "--one-side", "--batches", str(batches)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE)
+    environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}:{tree}"}
+    command = [sys.executable, __file__, "--one-side", "--batches", str(batches)]
+    done = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE)
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
