@@ -99,12 +99,12 @@ def promises() -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def test_every_sentence_of_the_guarantees_names_its_tests() -> None:
+def test_every_promise_of_the_guarantees_names_its_tests_or_is_a_limit() -> None:
     notes = dict(re.findall(r"^\[\^([\w-]+)\]: (.*)$", GUARANTEES, re.MULTILINE))
     without = [sentence for sentence in promises() if not NOTE.search(sentence)]
     assert all(LEADS_ON.search(sentence) for sentence in without), without
     assert {note for sentence in promises() for note in NOTE.findall(sentence)} == notes.keys()
-    for tests in notes.values():
+    for tests in (tests for note, tests in notes.items() if note != "limit"):
         for test in tests.split(", "):
             file, _, name = test.partition("::")
             assert re.search(rf"^(def {name}\(|{name} = )", (ROOT / file).read_text(), re.MULTILINE), test
