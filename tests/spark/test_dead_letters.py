@@ -123,3 +123,19 @@ def test_row_that_kills_its_host_fails_the_query_by_name(spark: SparkSession, tm
         assert "GODWIT-ROW-KILLS-HOST" in said
         assert f"operator={NAME}" in said
         assert "row=" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_row_that_kills_its_host_and_then_its_heir_fails_the_query_by_name(
+    spark: SparkSession, tmp_path: Path, hosts: int
+) -> None:
+    with godwit.Flock(spark, hosts=hosts, checkpoint=tmp_path / "godwit", recovery="parallel") as flock:
+        frame = flock.transformWithState(WORK.stream(spark), "key", DeadlyRow(), DeadlyRow.output, name=NAME)
+        query = start(frame, Kept(), tmp_path / "spark")
+        with pytest.raises(StreamingQueryException) as failed:
+            drain(query, 90)
+        assert "GODWIT-ROW-KILLS-HOST" in str(failed.value)
+        lost = [line for line in flock.history() if line["event"] == "lost"]
+        assert len(lost) == 2
+        assert lost[0]["recovery"] == "taken over", lost

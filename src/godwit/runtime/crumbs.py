@@ -3,7 +3,8 @@
 Before user code runs, a few bytes in a mapped file say on what: the page cache has them, however the process ends. A
 generation that finds them there takes those rows for suspect and has the processor work on them one by one, with a crumb for
 each. If the process ends again, the row is known, and is not given to the processor a third time. Heirs of a lost host
-read what it left. Another opening of the flock forgets everything: by then the processor may have been mended.
+read what it left. Another opening of the flock forgets everything: by then the processor may have been mended. A lane is
+that of one run of the query: in a later run another row may have the number.
 """
 
 from __future__ import annotations
