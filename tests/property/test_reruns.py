@@ -91,6 +91,25 @@ def test_a_batch_that_was_refused_and_committed_all_the_same_ends_the_query(floc
         spoiled.opened(BatchRef("q", "run-2", 2), "0", has_gap)
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_batch_that_was_refused_stays_so_for_whoever_gets_the_keys(flock: Flock, lost: bool) -> None:
+    """The rows that did not replay in one lane may be in another by now, which has ended."""
+    flock.run(FIRST, TEN, [0] * 10)
+    with pytest.raises(NotReplayable, match="another key"):
+        flock.apply(FIRST, "0", [(0, (2, 0))])  # keys 0 and 2 are on one host
+    (which,) = [at for at, host in enumerate(flock.hosts) if host.instance.spoiled]
+    if lost:
+        flock.lose(which)
+    else:
+        for group in sorted(flock.hosts[which].own.mine().groups):
+            assert flock.move(group)
+        flock.hosts.pop(which).log.close()  # it owns nothing any more, and leaves
+    with pytest.raises(NotReplayable, match="cannot be completed in this run"):
+        flock.run(FIRST, TEN, [0] * 10)
+    flock.run(AGAIN, TEN, [0] * 10)
+    assert flock.state() == sequential([*BEFORE, *TEN])
+
+
 def test_a_partition_that_was_read_in_part_only_is_not_taken_for_committed(flock: Flock) -> None:
     """As a foreachBatch does that looks at a few rows and returns."""
     flock.run(FIRST, TEN, [0] * 10, upto=4)

@@ -239,6 +239,8 @@ class Copies:
             if anew:
                 instance.revert_units(units)
                 mark = mark | {"fired": False, "fired_elsewhere": [], "watermark": mark["watermark"] | {"reported": {}}}
+            elif same_batch:  # whoever knew that the batch must not be committed may be gone by its end
+                instance.spoiled = instance.spoiled or mark.get("spoiled", "")
             instance.merge_watermark(mark["watermark"], same_batch)
             instance.inherit_timers(units, mark, same_batch, bool(rest.get("lost")))
             apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
