@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from godwit.migration import PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
 from godwit.runtime.peer import Out, Peer
+from godwit.state.ledger import Entry, with_rows
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
 
 KEYS = 2_000  # some slices
@@ -174,3 +177,21 @@ def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str)
     assert (told["done"], told["dropped"]) == (1, 1)
     assert pair.a.left_over() == pair.b.left_over() == []
     assert pair.a.totals() | pair.b.totals() == FIRST
+
+
+def test_what_timers_put_out_goes_with_the_last_keys_though_their_origin_restarts(pair: Pair) -> None:
+    """It has let go of all keys before it has shipped any, and restarts: whoever owns the keys tells the lane then."""
+    instance = pair.a.seat.instance
+    rung = pa.record_batch([[-5], [1], [7]], schema=with_rows(instance.spec.output_schema))
+    none = np.empty(0, np.int64)
+    entry = Entry(none, none, rung, firing="host-0/0/1")
+    instance.change(lambda work: instance._prepare_record(work, "0", entry))
+    pair.there = kind_is("rest")
+    pair.migrate("live-unordered")
+    pair.wait_connection(1).there.wait_stopped()
+    assert not pair.a.owned()
+    pair.there = lambda _: False
+    pair.a.restart()
+    pair.wait(lambda: pair.b.owned() == ALL)
+    pair.wait_ended()
+    assert pair.b.seat.instance.ledger.firings("0") == [("host-0/0/1", 1)]

@@ -74,7 +74,8 @@ class Moves:
                 self._drop_copies(seat, leftover)
             mine = selects(ownership.mine() | waiting, ownership)
             gone = selects(_released(seat), ownership)
-            instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=not ownership.mine())
+            told = not ownership.mine() and not ownership.outgoing  # what timers put out: by whoever got the last keys
+            instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=told)
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
             order = Order(migration, instance.name, target, "pause", tuple(steps.values()))
