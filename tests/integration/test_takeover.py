@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from godwit.errors import GodwitError, HostUnavailable
+from godwit.errors import GodwitError, HostUnavailable, StaleGeneration
 from godwit.model.units import Units
 from godwit.runtime import rescue
+from godwit.runtime.host import Host
 from godwit.runtime.leases import host_directory
 from godwit.runtime.rescue import Estate, Shares, dealt, fenced, settle
 from godwit.runtime.tables import read_routing, write_routing
@@ -224,3 +225,20 @@ def test_a_host_that_is_only_thought_lost_is_fenced(nest: Nest) -> None:
     flow.wait_batches(3)
     check(nest, flow)
     assert nest.process("host-2").wait(20) != 0, "it has found out by itself"
+
+
+def test_a_host_that_is_given_up_for_lost_while_it_starts_does_not_serve(
+    nest: Nest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked for its will before there was one, and opens its log when others own what is in it."""
+    opened = Host._opened
+
+    def late(host: Host) -> Any:
+        taken_over(nest, "host-2", ["host-0", "host-1"], {})
+        return opened(host)
+
+    nest.kill("host-2")
+    monkeypatch.setattr(Host, "_opened", late)
+    with pytest.raises(StaleGeneration, match="others own what it had"):
+        Host(nest.config("host-2"), lambda: 0).run()
+    assert nest.lease("host-2") is None

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from godwit.errors import CheckpointUnusable
+from godwit.errors import CheckpointUnusable, StaleGeneration
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime.rescue import Estate, dealt, settle
+from godwit.runtime.wills import read_will
 from godwit.state import documents
+from godwit.state.fencing import claim
+from godwit.state.segments import FileName
 
 ALL = Units(frozenset(range(6)), frozenset({100, 200}))
 
@@ -43,6 +46,7 @@ def test_the_last_host_gets_all_of_it_whatever_it_has_copies_of() -> None:
 
 def estate_in(directory: Path) -> Estate:
     directory.mkdir()
+    (directory / str(FileName("claim", 2))).touch()
     owned = {"op": Ownership.initial("lost", Routing.spread(["lost"], 4))}
     return Estate("lost", directory, 2, 1, owned, ("op",))
 
@@ -88,6 +92,23 @@ def test_a_will_that_is_there_holds_whatever_failed_after_it(tmp_path: Path, mon
     heirs = Heirs()
     settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
     assert heirs.asked == ["a inherit", "a inheritance", "a inherited"]
+
+
+def test_there_is_no_will_of_a_host_that_another_flock_has_started_meanwhile(tmp_path: Path) -> None:
+    """Its driver was stopped in the middle of it, say, and goes on after somebody has opened the checkpoint anew."""
+    (tmp_path / "hosts").mkdir()
+    estate = estate_in(tmp_path / "hosts" / "lost")
+    heirs = Heirs()
+
+    def ask(host: str, action: str, **fields: Any) -> dict[str, Any]:
+        if action == "inheritance":
+            claim(estate.directory)
+        return heirs.ask(host, action, **fields)
+
+    with pytest.raises(StaleGeneration):
+        settle(estate, {"a": {"op": ALL}}, ask)
+    assert heirs.asked == ["a inherit", "a inheritance", "a disinherit"]
+    assert read_will(estate.directory) is None
 
 
 def failing(*_: Any) -> None:

@@ -203,8 +203,10 @@ class Host:
         )
 
     def _announce(self, address: str) -> None:
-        # Again, because another flock may have come in between; its hosts start anew when they find themselves fenced.
+        # Again, because another flock may have come in between; its hosts start anew when they find themselves fenced. And
+        # this host may have been given up for lost between the first look and its claim.
         check_owner(self.config.checkpoint, self.config.incarnation)
+        check_alive(self.directory)
         write_lease(self.directory, Lease(self.generation, address, os.getpid(), self.config.incarnation))
         drop_failure(self.directory)
         self._controller.call(

@@ -19,6 +19,7 @@ from godwit.runtime import parcels
 from godwit.runtime.backup_restore import restored
 from godwit.runtime.leases import drop_lease, read_lease
 from godwit.runtime.wills import read_will, write_will
+from godwit.state.fencing import check_newest
 from godwit.state.recovery import take_over
 from godwit.state.segments import Durability
 
@@ -92,6 +93,7 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
             _ask_to_inherit(heir, share, _told_by(shares), estate, ask)
         for heir in shares:
             told[heir] = _prepared(heir, estate, ask)
+        check_newest(estate.directory, estate.generation)  # it was started again meanwhile, by whoever has taken over
         write_will(estate.directory, estate.name, shares, estate.ends)
     except GodwitError:
         if read_will(estate.directory) is None:  # it may be there though something failed after that
