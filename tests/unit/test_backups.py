@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from godwit.errors import CheckpointCorrupt, StaleGeneration
+from godwit.errors import CheckpointCorrupt, GodwitError, StaleGeneration
 from godwit.runtime import backup_restore, backups
 from godwit.runtime.backup_acks import Acks
 from godwit.runtime.backup_keeping import Keeping
@@ -277,6 +277,37 @@ def test_nothing_is_answered_when_somebody_else_has_decided() -> None:
     acks.broke()
     answer.join()
     assert answer.error is not None
+    with pytest.raises(StaleGeneration):
+        acks.wait(1, False)
+
+
+class Preempted(Acks):
+    """Whoever asks why nothing is answered any more is held up right after it has heard that all is well."""
+
+    strikes = False
+    told: GodwitError | None = None
+
+    @property  # type: ignore[override]
+    def _failure(self) -> GodwitError | None:
+        told, strikes, self.strikes = self.told, self.strikes, False
+        if strikes:
+            self.give_up()
+        return told
+
+    @_failure.setter
+    def _failure(self, failure: GodwitError | None) -> None:
+        self.told = failure
+
+
+def test_nothing_is_answered_either_when_that_was_decided_at_this_very_moment() -> None:
+    def overtaken() -> None:
+        raise StaleGeneration("somebody else has")
+
+    acks = Preempted(overtaken)
+    acks.connected()
+    acks.begin()
+    acks.stand(lambda: None)
+    acks.strikes = True
     with pytest.raises(StaleGeneration):
         acks.wait(1, False)
 

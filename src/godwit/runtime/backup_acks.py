@@ -37,9 +37,10 @@ class Acks:
 
     def wait(self, lsn: int, synced: bool) -> None:
         """Until the backup has it, or does not count any more."""
+        waits = self.waits  # looked at first: it is ended after it is known why, and then the answer must not leave
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        if not self.waits:
+        if not waits:
             return
         began_s = time.monotonic()
         with self._changed:
