@@ -18,7 +18,7 @@ from godwit.errors import HostUnavailable, MalformedRequest, NotReplayable, Stal
 from godwit.runtime import pace
 from godwit.runtime.pace import ROWS_MIN
 from godwit.transport import wire
-from tests.integration.nest import INPUT, OPERATOR, Nest, rows
+from tests.integration.nest import INPUT, OPERATOR, Nest, route_hash, rows
 from tests.spark.flocks import Count, assert_exact
 
 KEYS = 7
@@ -65,6 +65,19 @@ def test_router_gives_up_on_a_host_that_stays_away_and_says_which(nest: Nest) ->
     nest.kill("host-1")
     with pytest.raises(HostUnavailable, match=r"host-1 .* 2 s.*operator=count"):
         list(nest.run(0, "0", chunks(range(20), 10), wait_s=2.0))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_rows_that_change_places_across_hosts_are_refused(nest: Nest, ended: bool) -> None:
+    """Neither host knows what the other has got under that number, but each has more rows than came again."""
+    nest.start_all()
+    owner = {key: nest.routing.owners[route_hash(key) % 64] for key in range(7)}
+    first = next(key for key in owner if owner[key] == 0)
+    second = next(key for key in owner if owner[key] == 1)
+    attempt = nest.run(0, "0", [rows([first, second])])
+    assert len(list(attempt) if ended else [next(attempt), next(attempt)]) == 2
+    with pytest.raises(NotReplayable, match="2 rows of this partition were applied here, and 1 came again"):
+        list(nest.run(0, "0", [rows([second, first])]))
 
 
 def test_two_attempts_at_once_apply_once_and_get_the_same_rows(nest: Nest) -> None:

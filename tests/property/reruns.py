@@ -6,6 +6,7 @@ is lost, counted twice or out of order shows in the state itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -146,8 +147,8 @@ class Host:
     def opened(self, request: BatchRef, lane: str, admit: Any = welcome) -> Work:
         return self.exchange._opened(self.seat, request, lane, admit, True)
 
-    def finish(self, request: BatchRef, lane: str, rows: int) -> None:
-        self.exchange.worked(self.seat, lambda i: i.finish(request, lane, rows, None))
+    def finish(self, request: BatchRef, lane: str, rows: int, sent: int | None = None) -> None:
+        self.exchange.worked(self.seat, lambda i: i.finish(request, lane, rows, None, sent))
 
     def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
         return self.exchange.worked(self.seat, lambda i: i.apply(request, lane, chunk))
@@ -178,24 +179,29 @@ class Flock:
             for host in self.hosts:
                 host.opened(request, lane)
 
-    def apply(self, request: BatchRef, lane: str, rows: Sequence[tuple[int, Row]]) -> None:
+    def apply(self, request: BatchRef, lane: str, rows: Sequence[tuple[int, Row]]) -> dict[str, int]:
+        """Gives how many rows each host has got."""
         chunk = chunk_of(rows)
+        sent = {}
         for host in self.hosts:
             mine = host.instance.stands(chunk.hashes) == MINE
             if mine.any():
                 host.apply(request, lane, chunk.filter(mine))
+                sent[host.name] = int(mine.sum())
+        return sent
 
     def run(self, request: BatchRef, rows: Sequence[Row], cut: Sequence[int], upto: int | None = None) -> None:
         """Row after row, each on the lane that the cut says; all lanes are finished if it is not broken off."""
         lanes = [str(lane) for lane in sorted(set(cut[: len(rows)]))]
         self.open(request, lanes or ["0"])
         numbers = dict.fromkeys(lanes, 0)
+        sent = {lane: Counter[str]() for lane in lanes}
         for row, lane in zip(rows[:upto], map(str, cut), strict=False):
-            self.apply(request, lane, [(numbers[lane], row)])
+            sent[lane].update(self.apply(request, lane, [(numbers[lane], row)]))
             numbers[lane] += 1
         for lane in lanes if upto is None else ():
             for host in self.hosts:
-                host.finish(request, lane, numbers[lane])
+                host.finish(request, lane, numbers[lane], sent[lane][host.name])
 
     def move(self, group: int) -> bool:
         """To the other host, as a mover and a receiver do it in one go; False if the target declines."""

@@ -71,6 +71,19 @@ def test_within_a_run_it_is_refused_before_the_commit_and_right_in_the_next_run(
     assert flock.state() == sequential([*BEFORE, *TEN])
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_rows_that_come_in_another_order_are_refused_though_each_goes_to_a_host_that_has_not_seen_it(
+    flock: Flock, ended: bool
+) -> None:
+    """Keys 0 and 1 are on two hosts, neither of which knows what the other has got under that number."""
+    rows: list[Row] = [(0, 1), (1, 2)]
+    flock.run(FIRST, rows, [0] * 2, upto=None if ended else 2)
+    with pytest.raises(NotReplayable, match="2 rows of this partition were applied here, and 1 came again"):
+        flock.run(FIRST, rows[::-1], [0] * 2)
+    flock.run(AGAIN, rows[::-1], [0] * 2)
+    assert flock.state() == sequential([*BEFORE, *rows[::-1]])
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_batch_that_was_refused_and_committed_all_the_same_ends_the_query(flock: Flock, restarts: bool) -> None:
     """As a foreachBatch does that catches the error and returns."""

@@ -122,7 +122,10 @@ class Copies:
             taken = instance.ledger.missing(lane, entry)
             if taken is not None:
                 info, data = taken.part(instance.name, instance.progress.batch, lane)
-                self._change((info | {"from": self._origin}, data), lambda: instance.ledger.record(lane, taken))
+                self._change((info | {"from": self._origin}, data), lambda: self._take(lane, taken))
+
+    def _take(self, lane: str, entry: Entry) -> None:
+        self._seat.instance.ledger.take_over(lane, entry)
 
     @contextmanager
     def _in_its_batch(self, note: dict[str, Any]) -> Iterator[bool]:

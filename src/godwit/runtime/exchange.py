@@ -185,7 +185,7 @@ class Exchange:
         """All of the lane's work here becomes durable, and the task may end."""
         rows = wire.field(note, "rows", (int, type(None)))
         if request.batch >= 0:
-            self.worked(seat, lambda i: i.finish(request, lane, rows, note.get("event_max_ms")))
+            self.worked(seat, lambda i: i.finish(request, lane, rows, note.get("event_max_ms"), note.get("sent")))
         self._log.sync(seat.lsn)
         for generation, lsn in wire.field(note, "answered", list):
             if not self._log.survived(generation, lsn):

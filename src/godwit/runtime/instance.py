@@ -231,6 +231,7 @@ class Instance(Remembered):
         record = not over and request.run == self.progress.run  # nor of an attempt that was reverted here
         unseen = self.ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks) if record else None
         chunk = chunk if unseen is None else chunk.filter(unseen)
+        self.ledger.mixed.add(lane)
         followed = Followed(times, over, record)
         return self._apply_unseen(request, lane, chunk, followed) if len(chunk) else Work(lsn=self.lsn)
 
@@ -400,8 +401,10 @@ class Instance(Remembered):
             work.parts.append((info, prepared.changes.to_batch(self.key_codec).serialize()))
         return lambda: self.state.merge(prepared)
 
-    def finish(self, request: BatchRef, lane: str, row_count: int | None, event_max_ms: int | None) -> Work:
-        """The lane has sent all its rows; its event time counts from the next batch on."""
+    def finish(
+        self, request: BatchRef, lane: str, row_count: int | None, event_max_ms: int | None, sent: int | None = None
+    ) -> Work:
+        """The lane has sent all its rows, `sent` of them to this host; its event time counts from the next batch on."""
         self._check_current(request, lane)
         before = self.ledger.finished.get(lane)
         if before is None and (applied := self.ledger.last_row(lane) + 1) > (row_count or 0):
@@ -416,6 +419,8 @@ class Instance(Remembered):
                     lane=lane,
                 )
             )
+        if row_count is not None and sent is not None:
+            self._check_sent(lane, sent)
         self._refuse_due_timers()
         if lane in self.ledger.finished:
             return Work(lsn=self.lsn)
@@ -427,6 +432,22 @@ class Instance(Remembered):
             return lambda: self._finished(info)
 
         return self.change(prepare)
+
+    def _check_sent(self, lane: str, sent: int) -> None:
+        """A row that came with another key may have gone to another host, which did not know it and has applied it."""
+        if self.ownership is not None and self.ownership.outgoing:
+            return  # rows of keys that were given away are still here
+        applied = self.ledger.applied_here(lane)
+        if applied is not None and applied > sent:
+            raise self._spoil(
+                NotReplayable(
+                    f"{applied} rows of this partition were applied here, and {sent} came again: others of them have come "
+                    "with other keys, so rows cannot be told apart",
+                    todo="Name lane and sequence columns for this source, or make the input before the operator "
+                    "deterministic",
+                    lane=lane,
+                )
+            )
 
     def _refuse_due_timers(self) -> None:
         """A batch DataFrame has no batch after it in which a timer could fire; one that is still to come never does."""

@@ -53,6 +53,7 @@ class Link:
         self._owed: deque[tuple[Stream | None, Piece]] = deque()  # answered (there), and perhaps not dealt with
         self._seen = 0
         self._answered: dict[int, int] = {}
+        self._applied = 0  # rows that the host has answered and not refused
         self._lease: Lease | None = None
         self._stream: Stream | None = None
         self._begun = False  # a stream is there, and the host has not said yet that it is open
@@ -236,7 +237,9 @@ class Link:
             assert self._lease is not None
             self._answered[self._lease.generation] = header["lsn"]
         if isinstance(message, Piece):
+            self._applied += len(message.batch)
             message.answer(header, data)
+            self._applied -= 0 if message.refused is None else len(message.refused)
             self._owed.append((self._stream, message))
         else:
             message.answer(header)
@@ -256,7 +259,8 @@ class Link:
 
     def finish(self, rows: int | None, event_max_ms: int | None, hosts: list[str]) -> Finish:
         answered = list(self._answered.items())
-        note = wire.pack("finish", rows=rows, event_max_ms=event_max_ms, answered=answered, hosts=hosts)
+        told = {"answered": answered, "hosts": hosts, "sent": self._applied}
+        note = wire.pack("finish", rows=rows, event_max_ms=event_max_ms, **told)
         message = Finish(note)
         self.send(message)
         return message

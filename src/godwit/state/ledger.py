@@ -138,6 +138,7 @@ class Ledger:
     lanes: dict[str, Lane] = field(default_factory=dict)
     finished: dict[str, int | None] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
     begun: set[str] = field(default_factory=set)  # lanes whose tasks have had rows applied here, and say when they end
+    mixed: set[str] = field(default_factory=set)  # lanes of which rows came from other hosts
     _store: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,6 +148,7 @@ class Ledger:
         self.lanes = {}
         self.finished = {}
         self.begun = set()
+        self.mixed = set()
         self._store.clear()
 
     def begin(self, lane: str) -> None:
@@ -160,6 +162,10 @@ class Ledger:
     def last_row(self, lane: str) -> int:
         """The last row of the lane that was applied here; -1 if none was."""
         return self.lanes[lane].last if lane in self.lanes else -1
+
+    def applied_here(self, lane: str) -> int | None:
+        """How many rows of the lane were applied on this host; None if some came from others."""
+        return None if lane in self.mixed else self.lanes[lane].row_count if lane in self.lanes else 0
 
     def make_room(self) -> None:
         """Bring what is in memory down to half of the limit, if it is beyond it.
@@ -256,6 +262,7 @@ class Ledger:
         """Record an entry of another host; rows that are there already, because they were replayed here, stay as they are."""
         taken = self.missing(lane, entry)
         if taken is not None:
+            self.mixed.add(lane)
             self.record(lane, taken)
         return taken
 
