@@ -139,7 +139,7 @@ class Instance(Remembered):
         due = self.due
         timers = [] if due is None else self._owned(self.state.due(self._due_ms(due)))
         if due is not None and timers:
-            sifting = self._sifting(self.progress.batch, lane, due)
+            sifting = self._sifting(self.progress.batch, self.progress.run or "", lane, due)
             sifting.timers(timers)
             tagged = in_row_order(sifting.outputs or [_empty(self.spec.output_schema)])
             entry = Entry(_NO_ROWS, _NO_ROWS, tagged, firing=self._next_firing())
@@ -268,7 +268,7 @@ class Instance(Remembered):
         if len(kept):
             grouped = group_by_key(kept.batch, kept.rows, self.key_codec)
             keys = grouped.keys
-            sifting = self._sifting(request.batch, lane, times)
+            sifting = self._sifting(request.batch, request.run, lane, times)
             sifting.rows(kept, grouped)
             tagged = in_row_order(sifting.outputs or [_empty(self.spec.output_schema)])
             late += sifting.late_rows
@@ -309,7 +309,7 @@ class Instance(Remembered):
             return None
         return (times.late_ms - self.spec.lateness_ms) * 1000
 
-    def _sifting(self, batch: int, lane: str, times: Times) -> Sifting:
+    def _sifting(self, batch: int, run: str, lane: str, times: Times) -> Sifting:
         """How rows or timers go to user code; what it cannot take may be set aside."""
 
         def process(rows: Rows, times: Times) -> pa.RecordBatch:
@@ -323,7 +323,7 @@ class Instance(Remembered):
             return getattr(self.adapter, "late_rows", 0)  # a window decides by itself which rows are too late for it
 
         calls = Calls(process, expire, late_rows)
-        return Sifting(self.spec, self.state, self.key_codec, self.trail, batch, lane, times, calls)
+        return Sifting(self.spec, self.state, self.key_codec, self.trail, batch, run, lane, times, calls)
 
     def clear_letters(self) -> int:
         """Forget the dead letters of all keys that are owned here; says how many there were."""
