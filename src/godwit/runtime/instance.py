@@ -209,6 +209,10 @@ class Instance(Remembered):
         return work
 
     def _unseen(self, lane: str, chunk: Chunk) -> Any:
+        ended = self.ledger.finished.get(lane)
+        if ended is not None and len(chunk) and (last := int(chunk.rows[-1])) >= ended:
+            # An attempt that is ended before it comes to its own end (a speculative copy) would not be found out then.
+            raise self._spoil(_cut_otherwise(lane, f"had {ended} rows before and now has a row {last}"))
         try:
             return self.ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks)
         except NotReplayable as error:
@@ -407,15 +411,7 @@ class Instance(Remembered):
         if before is None and (applied := self.ledger.last_row(lane) + 1) > (row_count or 0):
             before = applied  # by an attempt that did not come to its end
         if before is not None and before != row_count and row_count is not None:
-            raise self._spoil(
-                NotReplayable(
-                    f"this partition of the batch had {before} rows before and has {row_count} now, so rows cannot be told "
-                    "apart",
-                    todo="Start the query again: the batch is then reverted first. Use a source that cuts a batch into the "
-                    "same partitions whenever it is read, or name lane and sequence columns",
-                    lane=lane,
-                )
-            )
+            raise self._spoil(_cut_otherwise(lane, f"had {before} rows before and has {row_count} now"))
         self._refuse_due_timers()
         if lane in self.ledger.finished:
             return Work(lsn=self.lsn)
@@ -517,6 +513,15 @@ class Instance(Remembered):
         if self.adapter is not None:
             self.adapter.close()
             self.adapter = None
+
+
+def _cut_otherwise(lane: str, how: str) -> NotReplayable:
+    return NotReplayable(
+        f"this partition of the batch {how}, so rows cannot be told apart",
+        todo="Start the query again: the batch is then reverted first. Use a source that cuts a batch into the same "
+        "partitions whenever it is read, or name lane and sequence columns",
+        lane=lane,
+    )
 
 
 def event_times_us(batch: pa.RecordBatch, column: str) -> Index:
