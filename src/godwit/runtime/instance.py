@@ -198,12 +198,13 @@ class Instance(Remembered):
         if unseen is not None:
             recorded = self.ledger.recorded(lane, chunk.rows[~unseen])
             chunk = chunk.filter(unseen)
+        if len(chunk):
+            self.ledger.begin(lane)  # first: rows that fail are as much part of the batch
         work = self._apply_unseen(request, lane, chunk) if len(chunk) else Work(lsn=self.lsn)
         work.outputs = [*recorded, *work.outputs]
         if unseen is not None:
             self.counters.replayed += len(unseen) - len(chunk)
         if len(chunk):
-            self.ledger.begin(lane)
             self.counters.rows += len(chunk)
             self.counters.sample(chunk.hashes)
         return work

@@ -429,7 +429,8 @@ class Remembered:
     @property
     def applied(self) -> bool:
         """Whether anything of the batch in progress has left a trace."""
-        return bool(self.ledger.lanes or self.ledger.finished or self.spoiled or self.state.touched())
+        ledger = self.ledger
+        return bool(ledger.lanes or ledger.begun or ledger.finished or self.spoiled or self.state.touched())
 
     @property
     def incomplete(self) -> str:
