@@ -96,26 +96,47 @@ def test_row_that_kills_its_host_is_named_after_the_second_time(nest: Nest) -> N
     assert nest.state(0) == {key: 2 if key < 3 else 1 for key in range(7)}, "the batch before is what counts"
 
 
-def test_row_that_kills_its_host_can_be_set_aside(nest: Nest) -> None:
-    operator = operator_of(Deadly(), dead_letters=True)
+def _set_aside(nest: Nest) -> None:
+    nest.operator = operator_of(Deadly(), dead_letters=True)
     nest.controller.remove(OPERATOR)
-    nest.controller.add(operator)
-    nest.operator = operator
+    nest.controller.add(nest.operator)
+
+
+def _letters(nest: Nest, committed_batch: int) -> list[dict[str, Any]]:
+    letters = []
+    for host in nest.routing.hosts:
+        client = nest.client(host)
+        changes = list(client.fetch(operator=OPERATOR, committed_batch=committed_batch)[1])
+        client.close()
+        for table in rows_of_letters(nest.operator.spec, changes, host, 1):
+            letters += table.to_pylist()
+    return letters
+
+
+def test_row_that_kills_its_host_can_be_set_aside(nest: Nest) -> None:
+    _set_aside(nest)
     nest.start_all()
     with _restarting(nest) as ended:
         given = list(nest.run(0, "0", [rows(range(30))]))
         assert len(ended) == 2
     assert sorted(row["count"] for row in given if row["key"] == DEADLY % 7) == [1, 2, 3]
     assert len(given) == 29
-    letters = []
-    for host in nest.routing.hosts:
-        client = nest.client(host)
-        changes = list(client.fetch(operator=OPERATOR, committed_batch=0)[1])
-        client.close()
-        for table in rows_of_letters(operator.spec, changes, host, 1):
-            letters += table.to_pylist()
-    (letter,) = letters
+    (letter,) = _letters(nest, 0)
     assert (letter["row"], letter["code"], letter["data"]) == (13, "GODWIT-ROW-KILLS-HOST", '{"key": 6, "n": 13}')
+
+
+def test_row_that_has_the_number_of_a_deadly_one_in_a_later_run_is_applied(nest: Nest) -> None:
+    """A later run may cut the batch otherwise. Before: that row was set aside, though nothing was wrong with it."""
+    _set_aside(nest)
+    nest.start_all()
+    with _restarting(nest):
+        list(nest.run(0, "0", [rows(range(30))]))
+    others = [*range(DEADLY), DEADLY + 7, *range(DEADLY + 1, DEADLY + 7)]  # another row of its key is in its place
+    nest.runs = {"run-2"}
+    given = list(nest.run(0, "0", [rows(others)], run="run-2"))
+    assert len(given) == len(others)
+    assert nest.state(0) == {key: sum(n % 7 == key for n in others) for key in range(7)}
+    assert _letters(nest, 0) == []
 
 
 def test_host_that_fails_between_the_changelog_and_memory_ends_and_recovers(tmp_path: Path) -> None:

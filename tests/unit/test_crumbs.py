@@ -90,7 +90,7 @@ def test_error_names_the_row(tmp_path: Path) -> None:
 
     host = BenchHost(tmp_path / "host", operator_of())
     crumbs = Crumbs(tmp_path, 1, "")
-    crumbs.suspects = [Suspect("everything", "rows", 0, "run/0", 1, 1, sure=True)]
+    crumbs.suspects = [Suspect("everything", "rows", 0, "run 0", 1, 1, sure=True)]
     host.instance.trail = crumbs.trail("everything")
     host.do(lambda i: i.open(request(0), "0", 1_000, welcome))
     with pytest.raises(RowKillsHost) as refused:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from godwit.errors import NotReplayable
+from godwit.errors import BatchIncomplete, NotReplayable, ProcessorFailed
 from godwit.model.progress import BatchRef, Progress
 from godwit.runtime import parcels
 from godwit.runtime.instance import Instance
@@ -137,3 +137,20 @@ def test_a_lane_with_fewer_rows_than_were_applied_of_it_is_refused_though_it_had
     instance.apply(FIRST, "0", Chunk(*rows((1, 0, 5), (2, 0, 5), (3, 0, 5))))
     with pytest.raises(NotReplayable, match="had 3 rows before and has 2 now"):
         instance.finish(FIRST, "0", 2, None)
+
+
+def test_a_lane_whose_first_rows_failed_is_not_taken_for_committed() -> None:
+    """As a foreachBatch does that swallows what a processor throws. Before: the rows were missing without a word."""
+    processor = Sum()
+    instance = instance_of(processor)
+    instance.open(FIRST, "0", 1, welcome)
+    processor.fault = ValueError("no")
+    with pytest.raises(ProcessorFailed):
+        instance.apply(FIRST, "0", Chunk(*rows((1, 0, 5))))
+    processor.fault = None
+    with pytest.raises(BatchIncomplete, match=r"never read to their end \(0\)"):
+        instance.open(BatchRef("q", "run-1", 2), "0", 2, welcome)
+    instance.open(AGAIN, "1", 3, welcome)
+    instance.apply(AGAIN, "1", Chunk(*rows((1, 0, 5))))
+    instance.finish(AGAIN, "1", 1, None)
+    instance.open(BatchRef("q", "run-2", 2), "1", 4, welcome)

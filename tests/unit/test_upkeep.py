@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import pytest
 from godwit.errors import Bug, CheckpointCorrupt, CheckpointUnusable, StaleGeneration
 from godwit.runtime import upkeep as upkeep_module
 from godwit.runtime.upkeep import Upkeep
+from godwit.runtime.work import Chunk
+from godwit.state.frames import FrameReader
+from tests.property.bench_host import BenchHost, chunk_of, operator_of, request, welcome
 
 WAIT_S = 30.0
 
@@ -90,3 +94,44 @@ def test_whatever_a_merge_fails_of_is_told_and_tried_again(error: Exception, cap
 def test_pauses_grow_and_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert [upkeep_module._pause_s(failures) for failures in (0, 1, 2, 3, 6, 2000)] == [1.0, 2.0, 4.0, 8.0, 60.0, 60.0]
+
+
+def test_a_batch_that_snapshots_take_for_committed_is_so_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: if the mark of the next batch was lost, there were rows of the batch without the ends of their lanes."""
+    monkeypatch.setattr(upkeep_module, "SEALED_MIN", 1)
+    host = BenchHost(tmp_path / "host", operator_of())
+    host.log.durability = "disk"
+    upkeep = Upkeep(host.log, host.seats.settled)
+    for batch, row_count in enumerate((300, 300, 2)):  # so that the last snapshot is not merged with those before
+        host.do(lambda i, b=batch: i.open(request(b), "0", 1_000, welcome))  # type: ignore[misc]
+        host.do(lambda i, b=batch, n=row_count: i.apply(request(b), "0", numbered(n)))  # type: ignore[misc]
+        host.log.rotate()
+        upkeep._merge_sealed()  # in mid-batch
+        host.do(lambda i, b=batch, n=row_count: i.finish(request(b), "0", n, None))  # type: ignore[misc]
+    host.log.sync(host.seat.lsn)
+    host.log.rotate()
+    host.do(lambda i: i.open(request(3), "0", 1_000, welcome))
+    host.settle()
+    upkeep._merge_sealed()
+    cut_power(host)
+    again = BenchHost(host.directory, host.operator)
+    again.do(lambda i: i.open(request(3), "0", 1_000, welcome))
+    again.close()
+
+
+def numbered(row_count: int) -> Chunk:
+    return chunk_of([(f"k{n}", n) for n in range(row_count)])
+
+
+def cut_power(host: BenchHost) -> None:
+    """What was written and not synced is gone."""
+    synced_lsn = host.log._synced_lsn
+    host.log.close()
+    host.seats.close()
+    newest = max(host.directory.glob("log-*"))
+    with FrameReader(newest, None) as reader:
+        lost = [frame.offset for frame in reader.frames() if frame.lsn > synced_lsn]
+    if lost:
+        os.truncate(newest, lost[0])

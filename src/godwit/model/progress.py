@@ -72,6 +72,11 @@ class Progress:
         """The batch in progress is begun anew: what was applied of it is reverted."""
         return replace(self, attempt=self.attempt + 1)
 
+    def initialised_by(self, run: str) -> Progress:
+        """A job brings initial state, before the first batch: what another one has brought counts no more."""
+        fenced = self.fenced if self.run is None else (*self.fenced, self.run)
+        return replace(self.again(), run=run, fenced=fenced[-FENCED_RUNS_MAX:])
+
     def same_attempt(self, other: Progress) -> bool:
         """Whether another instance is in the same batch of the same run, so that what it has applied counts here too."""
         return self.batch == other.batch and self.run == other.run

@@ -35,6 +35,7 @@ _KINDS: Final[tuple[Kind, ...]] = ("rows", "timers")
 class Suspect:
     """Rows `first` to `last` of a lane, or timers, that user code was given when the process ended; `sure`: that very one.
 
+    `lane`: of one run of the query, because rows may have other numbers in the next.
     Of a timer, `first` is its time and `last` the hash of its key; its lane says nothing, as timers leave through any.
     """
 

@@ -61,6 +61,9 @@ class Exchange:
             admit = self._admit(header)
             work = self._opened(seat, request, lane, admit, carries)
             self._answer(writer, work, joined, "opened", generation=self._log.generation, **work.begun)
+        else:
+            with seat.lock:  # also where no row will come
+                seat.instance.begin_initial(request.run)
         gate = Gate(seat, self._stopping)
         while True:
             try:
@@ -136,6 +139,7 @@ class Exchange:
 
         def apply(chunk: Chunk) -> Work:
             if request.batch < 0:
+                seat.instance.begin_initial(request.run)
                 return self._do(
                     seat, lambda i: i.initialise(lane, chunk.batch, chunk.rows, chunk.hashes, self._clock_ms())
                 )

@@ -198,17 +198,22 @@ class Instance(Remembered):
         if unseen is not None:
             recorded = self.ledger.recorded(lane, chunk.rows[~unseen])
             chunk = chunk.filter(unseen)
+        if len(chunk):
+            self.ledger.begin(lane)  # first: rows that fail are as much part of the batch
         work = self._apply_unseen(request, lane, chunk) if len(chunk) else Work(lsn=self.lsn)
         work.outputs = [*recorded, *work.outputs]
         if unseen is not None:
             self.counters.replayed += len(unseen) - len(chunk)
         if len(chunk):
-            self.ledger.begin(lane)
             self.counters.rows += len(chunk)
             self.counters.sample(chunk.hashes)
         return work
 
     def _unseen(self, lane: str, chunk: Chunk) -> Any:
+        ended = self.ledger.finished.get(lane)
+        if ended is not None and len(chunk) and (last := int(chunk.rows[-1])) >= ended:
+            # An attempt that is ended before it comes to its own end (a speculative copy) would not be found out then.
+            raise self._spoil(_cut_otherwise(lane, f"had {ended} rows before and now has a row {last}"))
         try:
             return self.ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks)
         except NotReplayable as error:
@@ -410,15 +415,7 @@ class Instance(Remembered):
         if before is None and (applied := self.ledger.last_row(lane) + 1) > (row_count or 0):
             before = applied  # by an attempt that did not come to its end
         if before is not None and before != row_count and row_count is not None:
-            raise self._spoil(
-                NotReplayable(
-                    f"this partition of the batch had {before} rows before and has {row_count} now, so rows cannot be told "
-                    "apart",
-                    todo="Start the query again: the batch is then reverted first. Use a source that cuts a batch into the "
-                    "same partitions whenever it is read, or name lane and sequence columns",
-                    lane=lane,
-                )
-            )
+            raise self._spoil(_cut_otherwise(lane, f"had {before} rows before and has {row_count} now"))
         if row_count is not None and sent is not None:
             self._check_sent(lane, sent)
         self._refuse_due_timers()
@@ -538,6 +535,15 @@ class Instance(Remembered):
         if self.adapter is not None:
             self.adapter.close()
             self.adapter = None
+
+
+def _cut_otherwise(lane: str, how: str) -> NotReplayable:
+    return NotReplayable(
+        f"this partition of the batch {how}, so rows cannot be told apart",
+        todo="Start the query again: the batch is then reverted first. Use a source that cuts a batch into the same "
+        "partitions whenever it is read, or name lane and sequence columns",
+        lane=lane,
+    )
 
 
 def event_times_us(batch: pa.RecordBatch, column: str) -> Index:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import BatchIncomplete, CheckpointUnusable, GodwitError, StaleGeneration, StateUncertain
+from godwit.errors import BatchIncomplete, CheckpointUnusable, GodwitError, StaleGeneration, StaleRun, StateUncertain
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
@@ -366,12 +366,24 @@ class Remembered:
 
         Its timers fire again with the times they had, as a batch of Spark keeps its timestamp.
         """
+        self._begin_anew(self.progress.admit(request).again())
 
+    def begin_initial(self, run: str) -> None:
+        """A job brings initial state. What one before it has brought, which did not come to its end, counts no more.
+
+        So it does not matter how the rows are cut this time, nor which they are.
+        """
+        if run in self.progress.fenced:
+            raise StaleRun("another job brings the initial state by now", operator=self.spec.name)
+        if self.progress.query is None and run != self.progress.run:
+            self._begin_anew(self.progress.initialised_by(run))
+
+    def _begin_anew(self, progress: Progress) -> None:
         def prepare(work: Work) -> Callable[[], None]:
             keys = self._answered_for(list(self.state.touched()))
             changes = self.state.stage_revert(keys)
             prepared = self.state.prepare()
-            self.progress = self.progress.admit(request).again()
+            self.progress = progress
             self.fired = self.progress.batch < 0
             self.fired_elsewhere, self.held, self.unfired = [], {}, Units()
             self.watermark = replace(self.watermark, reported={})
@@ -429,7 +441,8 @@ class Remembered:
     @property
     def applied(self) -> bool:
         """Whether anything of the batch in progress has left a trace."""
-        return bool(self.ledger.lanes or self.ledger.finished or self.spoiled or self.state.touched())
+        ledger = self.ledger
+        return bool(ledger.lanes or ledger.begun or ledger.finished or self.spoiled or self.state.touched())
 
     @property
     def incomplete(self) -> str:

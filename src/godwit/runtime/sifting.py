@@ -50,12 +50,17 @@ class Sifting:
     outputs: list[pa.RecordBatch] = field(default_factory=list)
     late_rows: int = 0  # of those that were processed
 
+    @property
+    def _at(self) -> str:
+        """Where rows have their numbers: a later run may cut the batch otherwise, so that they are those of other rows."""
+        return f"{self.run} {self.lane}"
+
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, chunk: Chunk, grouped: Rows) -> None:
         """The stage is empty but for what is staged here."""
         first, last = int(chunk.rows[0]), int(chunk.rows[-1])
-        if self.trail.suspected("rows", self.batch, self._place, first, last):
+        if self.trail.suspected("rows", self.batch, self._at, first, last):
             for at in range(len(chunk)):
                 self._one_row(_slice(chunk, at, at + 1))
             return
@@ -98,7 +103,7 @@ class Sifting:
         grouped = group_by_key(row.batch, row.rows, self.key_codec)
         restore = self.state.savepoint(grouped.keys)
         try:
-            if self.trail.kills("rows", self.batch, self._place, number, number):
+            if self.trail.kills("rows", self.batch, self._at, number, number):
                 raise self._deadly("row", grouped.keys[0], row=number)
             self._try_rows(row, grouped, one=True)
         except GodwitError as error:
@@ -109,17 +114,12 @@ class Sifting:
 
     def _try_rows(self, chunk: Chunk, grouped: Rows, one: bool = False) -> None:
         late_before = self.calls.late_rows()
-        self.trail.begin("rows", self.batch, self._place, int(chunk.rows[0]), int(chunk.rows[-1]), one)
+        self.trail.begin("rows", self.batch, self._at, int(chunk.rows[0]), int(chunk.rows[-1]), one)
         try:
             self.outputs.append(self.calls.process(grouped, self.times))
         finally:
             self.trail.end()
         self.late_rows += self.calls.late_rows() - late_before
-
-    @property
-    def _place(self) -> str:
-        """Where a row's number counts: a later run may cut the batch otherwise, and another row has the number then."""
-        return f"{self.run}/{self.lane}"
 
     def _blamed(self, grouped: Rows, error: GodwitError) -> np.typing.NDArray[np.bool_] | None:
         """The rows of the key that the error names; None if it names none, or there is no other."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
@@ -150,10 +151,10 @@ class Definer:
         """Send the initial rows to hosts now, in a batch job of their own, before any batch of the stream."""
         schema = input_schema(frame.drop(frame.columns[-1]))
         incarnation = self._incarnation
+        batch = BatchRef("initial", f"initial-{uuid4().hex}", INITIAL_BATCH)  # another job may cut the rows otherwise
 
         def body(batches: Iterator[Any]) -> Iterator[Any]:
             now = current_task(incarnation)
-            batch = BatchRef("initial", "initial", INITIAL_BATCH)
             task = Task(batch, f"initial-{now.lane}", attempt=now.attempt)
             return Router(replace(route, numbering="position", event_time=None, merge=(), checked=False), task).run(
                 batches, schema
