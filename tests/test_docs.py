@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import report
 from docs import tables
+from godwit import errors
 from godwit.control import rule_checks, rules
 from godwit.control.measures import METRICS
 from godwit.migration import PROTOCOLS
@@ -113,8 +114,25 @@ def test_every_promise_of_the_guarantees_names_its_tests_or_is_a_limit() -> None
 # What a sentence without a note may be: one that the next sentence, which has a note, completes.
 LEADS_ON = re.compile(
     r"rows come in any order\.$|belong together\.$|: nothing\.$|drops its copy\.$|target is back\.$"
-    r"|^\*\*What it rests on\.\*\*$"
+    r"|^\*\*What it rests on\.\*\*$|^Seven things hold .* while the query runs\.$"
 )
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_codes_of_errors_are_those_of_the_code(page: Path) -> None:
+    assert set(re.findall(r"GODWIT-[A-Z-]*[A-Z]", page.read_text())) <= set(errors.CODES)
+
+
+def test_every_code_is_in_the_guide() -> None:
+    """With the kind of error that it is."""
+    chapter = (ROOT / "docs/guide.md").read_text().split("## Errors")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)`.*?\|(.*)\|$", chapter, re.MULTILINE)
+    told = {f"GODWIT-{code}": kind for kind, codes in rows for code in re.findall(r"`([A-Z-]+)`", codes)}
+    assert told.keys() == errors.CODES.keys() - {errors.GodwitError.code}
+    assert all(issubclass(errors.CODES[code], getattr(errors, kind)) for code, kind in told.items())
 
 
 # -- reconfiguration -------------------------------------------------------------------------------------------------

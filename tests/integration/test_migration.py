@@ -323,6 +323,67 @@ def test_a_check_tells_processors_that_are_not_deterministic(tmp_path: Path, pro
         nest.close()
 
 
+@pytest.mark.parametrize(
+    "protocol", ["push", *(pytest.param(name, marks=pytest.mark.long) for name in ("fetch", "pause"))]
+)
+def test_protocols_that_ship_state_ask_nothing_of_the_processor(tmp_path: Path, protocol: str) -> None:
+    """Nothing is computed again: a task that is retried gets from the new owner what the old one had put out."""
+    nest = Nest(tmp_path / "godwit", hosts=2, processor=Drifting()).start_all()
+    try:
+        first = list(nest.run(0, "0", chunks(0, 4)))
+        assert len({row["n"] for row in first}) == 2, "each host puts out its own number"
+        moving = groups_of(nest, "host-0")
+        migrate(nest, "host-0", "host-1", protocol, [{"groups": moving, "keys": []}])
+        assert len(ended(nest, "host-0")["moved"]) == len(moving)
+        assert list(nest.run(0, "0", chunks(0, 4))) == first
+        seen = Checked()
+        seen.take(iter(first))
+        seen.take(nest.run(1, "0", chunks(1, 4)))
+        assert nest.state(1) == seen.counts
+    finally:
+        nest.close()
+
+
+@pytest.mark.parametrize(
+    "protocol", ["live", *(pytest.param(name, marks=pytest.mark.long) for name in ("fetch", "push"))]
+)
+def test_a_key_on_two_lanes_goes_on_from_what_its_origin_has_made_of_both(nest: Nest, protocol: str) -> None:
+    """Both tasks run while keys move: together they give every count of a key once, and each of them in order."""
+    given: dict[str, list[dict[str, Any]]] = {}
+    half_way = threading.Barrier(3)
+
+    def fed(lane: int) -> Iterator[pa.RecordBatch]:
+        for at in range(20):
+            if at == 5:
+                half_way.wait(30)
+            yield rows(range((2 * at + lane) * CHUNK, (2 * at + lane + 1) * CHUNK), KEYS // 5)
+
+    def task(lane: int) -> None:
+        given[str(lane)] = list(nest.run(0, str(lane), fed(lane)))
+
+    tasks = [threading.Thread(target=task, args=(lane,)) for lane in (0, 1)]
+    for thread in tasks:
+        thread.start()
+    moving = groups_of(nest, "host-0")
+    half_way.wait(30)
+    migrate(nest, "host-0", "host-1", protocol, [{"groups": [group], "keys": []} for group in moving])
+    for thread in tasks:
+        thread.join(60)
+    assert len(ended(nest, "host-0")["moved"]) == len(moving)
+    counts: dict[int, list[int]] = {}
+    for lane in given.values():
+        mine: dict[int, list[int]] = {}
+        for row in lane:
+            mine.setdefault(row["key"], []).append(row["count"])
+        for key, found in mine.items():
+            assert found == sorted(found), f"key {key} is out of order on a lane"
+            counts.setdefault(key, []).extend(found)
+    assert {key: sorted(found) for key, found in counts.items()} == {
+        key: list(range(1, count + 1)) for key, count in nest.state(0).items()
+    }
+    assert sum(map(len, counts.values())) == 40 * CHUNK
+
+
 def test_a_host_that_comes_back_has_dropped_old_copies_before_anybody_can_reach_it(nest: Nest) -> None:
     """Were they dropped later, new copies that come in between would be taken for old ones."""
     flow = Flow(nest)

@@ -130,8 +130,13 @@ class ChangelogMachine(RuleBasedStateMachine):
         self.batch = dict.fromkeys(OPERATORS, 1)
         self.compacted = False
         self.flushed = self.synced = 0
+        self.safe: dict[str, int] = {}  # by file, how much of it the disk was told to keep
+        self._fsync, os.fsync = os.fsync, self.fsynced
         self.log, recovered = self.open()
         assert list(recovered.parts()) == []
+
+    def fsynced(self, fd: int) -> None:
+        self.safe[str(Path(f"/proc/self/fd/{fd}").resolve())] = os.fstat(fd).st_size
 
     def open(self) -> tuple[Changelog, Recovered]:
         self.marks: list[tuple[int, Path, int]] = []  # (flushed lsn, newest segment, its size then)
@@ -229,12 +234,11 @@ class ChangelogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.durability == "disk" and self.newest_segment is not None)
     @rule(data=st.data())
     def lose_power(self, data: st.DataObject) -> None:
-        """Of the newest segment, any byte that was not synced may be missing at the end."""
+        """Of the newest segment, any byte that the disk was not told to keep may be missing at the end."""
         segment = self.newest_segment
         assert segment is not None
         here = [(lsn, size) for lsn, path, size in self.marks if path == segment]
-        safe = max((size for lsn, size in here if lsn <= self.synced), default=0)
-        cut = data.draw(st.integers(safe, segment.stat().st_size), "bytes left")
+        cut = data.draw(st.integers(self.safe.get(str(segment.resolve()), 0), segment.stat().st_size), "bytes left")
         os.truncate(segment, cut)
         whole = max((lsn for lsn, size in here if size <= cut), default=0)
         self.restart(max(whole, self.synced), self.flushed)
@@ -280,9 +284,12 @@ class ChangelogMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "directory"):
-            self.kill()
-            self.log.close()
-            shutil.rmtree(self.directory)
+            try:
+                self.kill()
+                self.log.close()
+            finally:
+                os.fsync = self._fsync
+                shutil.rmtree(self.directory)
 
 
 TestChangelog = ChangelogMachine.TestCase

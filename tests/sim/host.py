@@ -100,10 +100,10 @@ class Host:
             self._accept_migration(pipe, *hello[1:])
 
     def _open(self, stream: Stream) -> None:
-        """A new batch waits while something is between two owners."""
+        """A new batch waits while something is between two owners; that of an operator without timers need not."""
         if (stream.batch, stream.run) < (self.batch, self.run if stream.batch == self.batch else 0):
             self._fence(stream)
-        elif stream.batch == self.batch or not self.own.busy():
+        elif stream.batch == self.batch or not self.own.busy() or "no timers" in self.world.holes:
             if stream.batch > self.batch:
                 self.begin(stream.batch)
             self.run = stream.run

@@ -36,6 +36,13 @@ def test_500_seeds_hold() -> None:
     assert outcomes["stayed"] > SEEDS / 10
 
 
+def test_batches_of_operators_without_timers_begin_while_keys_are_between_two_owners() -> None:
+    """Their hosts do not wait: one end of a hand-over may be a batch ahead of the other when it is decided."""
+    for seed in range(200):
+        result = Run(seed, holes=frozenset(["no timers"])).run()
+        assert not result.breach, f"seed {seed}: {result.breach}\n" + "\n".join(result.story[-60:])
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_each_protocol_comes_to_both_ends(protocol: str) -> None:
     outcomes: Counter[str] = Counter()

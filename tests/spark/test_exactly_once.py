@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 
 import godwit
 from godwit.errors import NotEnoughSlots
+from godwit.spark.operators import Definition, numbering
 from tests.spark.flocks import (
     OPERATOR,
     Count,
@@ -180,6 +181,27 @@ def test_a_batch_frame_gives_what_the_stream_gives_whenever_it_is_evaluated(
     counts = flock.process(counted.batch(spark), "key", Count(), name="batch")
     for _ in range(2):
         assert_exact([(row["key"], row["count"], row["n"]) for row in counts.collect()], counted.truth())
+
+
+SHUFFLES: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "repartition": lambda frame: frame.repartition("n"),
+    "join": lambda frame: frame.join(frame.sparkSession.range(5).withColumnRenamed("id", "key"), "key"),
+    "aggregation": lambda frame: frame.groupBy("key").agg(sf.max("n").alias("n")),
+    "deduplication": lambda frame: frame.dropDuplicates(["key", "n"]),
+}
+KEPT: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "plain": lambda frame: frame,
+    "filtered": lambda frame: frame.where("n > 1").withColumn("n", sf.col("n") + 1).select("key", "n"),
+    "union": lambda frame: frame.union(frame),
+}
+
+
+@pytest.mark.parametrize("shape", [*SHUFFLES, *KEPT])
+def test_a_shuffle_before_the_operator_is_seen_in_the_plan(spark: SparkSession, shape: str) -> None:
+    """Its rows come in any order, so they are told apart by what they hold; all others by their place."""
+    frame = (SHUFFLES | KEPT)[shape](KeyCount(rows=100).stream(spark).select("key", "n"))
+    definition = Definition(frame, ("key",), Count(), "seen", "native", None, "append", "none", {})
+    assert numbering(definition) == ("content" if shape in SHUFFLES else "position")
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

@@ -193,8 +193,9 @@ def test_a_shuffle_whose_partitions_are_joined_otherwise_after_a_run_that_died_h
     assert world.counted() == world.truth()
 
 
-def test_a_batch_that_is_evaluated_twice_gives_the_same_twice(world: World) -> None:
-    world.define(lambda frame: frame.repartition("n"))
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_batch_that_is_evaluated_twice_gives_the_same_twice(world: World, shuffled: bool) -> None:
+    world.define((lambda frame: frame.repartition("n")) if shuffled else (lambda frame: frame))
     world.add()
     both: list[list[Any]] = []
 
@@ -203,8 +204,9 @@ def test_a_batch_that_is_evaluated_twice_gives_the_same_twice(world: World) -> N
             world.take(batch, batch_id)
             both.append(sorted(world.rows[batch_id]))
 
-    with adaptive(world.spark, True):
+    with adaptive(world.spark, True), many(world.spark):
         assert world.run(twice) == ""
+    assert shuffled or len(world.partitions) == FILES
     assert both[0] == both[1]
     assert world.counted() == world.truth()
 

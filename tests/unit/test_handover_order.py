@@ -47,6 +47,20 @@ def test_keys_go_to_and_fro_over_the_line(pair: Pair, protocol: str) -> None:
     assert pair.a.left_over() == pair.b.left_over() == []
 
 
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_watermarks_of_both_ends_are_merged(pair: Pair, protocol: str) -> None:
+    """Each may have heard of lanes of which the other has not; of a lane that both know, the later time counts."""
+    pair.b.put(0)  # the same batch
+    for side, seen, reported in ((pair.a, {"0": 50, "1": 70}, {"0": 90}), (pair.b, {"0": 60}, {"2": 10})):
+        watermark = side.seat.instance.watermark
+        watermark.lanes, watermark.reported = dict(seen), dict(reported)
+    assert pair.moved(protocol)["dropped"] == 0
+    merged = pair.b.seat.instance.watermark
+    assert (merged.lanes, merged.reported) == ({"0": 60, "1": 70}, {"0": 90, "2": 10})
+    pair.b.restart()
+    assert pair.b.seat.instance.watermark == merged, "and it is written down"
+
+
 def test_state_leaves_before_released_when_it_was_missing(pair: Pair) -> None:
     released_then_cut(pair)
     assert pair.wait_ended()["done"] == 1

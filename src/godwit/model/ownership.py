@@ -156,7 +156,7 @@ class Ownership:
         return bool(epochs) and all(self.share(unit).epoch >= epoch for unit, epoch in epochs.items())
 
     def busy(self) -> bool:
-        """Whether some unit is between two owners: then a new batch waits, so that both ends stay in the same one."""
+        """Whether some unit is between two owners: then a new batch that may fire timers waits."""
         stands = self.groups.stands
         between = (Stand.CUT, Stand.PREPARED)
         return any(stand in stands for stand in between) or any(s.stand in between for s in self.keys.values())

@@ -288,7 +288,7 @@ class Remembered:
 
     @property
     def between_owners(self) -> bool:
-        """Whether some unit is: then a new batch waits, so that both ends of a hand-over stay in the same one."""
+        """Whether some unit is: then a new batch that may fire timers waits, so that both ends of a hand-over fire alike."""
         shares = self.shares
         return shares is not None and shares.between
 
