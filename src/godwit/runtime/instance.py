@@ -104,6 +104,8 @@ class Instance(Remembered):
             )
         if why or (request.batch == self.progress.batch and self.applied):
             self.revert(request)
+        elif request.batch == self.progress.batch:
+            self.ledger.begun.clear()  # partitions of the run before, whose rows have all failed
 
     def _lost_batch(self, why: str, error: CheckpointMismatch) -> CheckpointMismatch:
         return CheckpointMismatch(
@@ -198,12 +200,13 @@ class Instance(Remembered):
         if unseen is not None:
             recorded = self.ledger.recorded(lane, chunk.rows[~unseen])
             chunk = chunk.filter(unseen)
+        if len(chunk):
+            self.ledger.begin(lane)  # first: rows that fail are missing, too, if nobody brings them again
         work = self._apply_unseen(request, lane, chunk) if len(chunk) else Work(lsn=self.lsn)
         work.outputs = [*recorded, *work.outputs]
         if unseen is not None:
             self.counters.replayed += len(unseen) - len(chunk)
         if len(chunk):
-            self.ledger.begin(lane)
             self.counters.rows += len(chunk)
             self.counters.sample(chunk.hashes)
         return work
