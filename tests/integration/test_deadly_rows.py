@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,15 @@ class Deadly(Count):
     def process(self, rows: Any, states: Any, times: Any) -> Any:
         if (column(rows.batch, "n") == DEADLY).any():
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().process(rows, states, times)
+
+
+class Hanging(Count):
+    """Hangs at one row where no exception reaches it."""
+
+    def process(self, rows: Any, states: Any, times: Any) -> Any:
+        if (column(rows.batch, "n") == DEADLY).any():
+            time.sleep(60.0)
         return super().process(rows, states, times)
 
 
@@ -96,8 +106,8 @@ def test_row_that_kills_its_host_is_named_after_the_second_time(nest: Nest) -> N
     assert nest.state(0) == {key: 2 if key < 3 else 1 for key in range(7)}, "the batch before is what counts"
 
 
-def _set_aside(nest: Nest) -> None:
-    nest.operator = operator_of(Deadly(), dead_letters=True)
+def _set_aside(nest: Nest, processor: Count | None = None) -> None:
+    nest.operator = operator_of(processor or Deadly(), dead_letters=True, timeout_s=0.5)
     nest.controller.remove(OPERATOR)
     nest.controller.add(nest.operator)
 
@@ -113,8 +123,9 @@ def _letters(nest: Nest, committed_batch: int) -> list[dict[str, Any]]:
     return letters
 
 
-def test_row_that_kills_its_host_can_be_set_aside(nest: Nest) -> None:
-    _set_aside(nest)
+@pytest.mark.parametrize("processor", [Deadly(), Hanging()], ids=["kills", "hangs in C"])
+def test_row_that_ends_its_host_can_be_set_aside(nest: Nest, processor: Count) -> None:
+    _set_aside(nest, processor)
     nest.start_all()
     with _restarting(nest) as ended:
         given = list(nest.run(0, "0", [rows(range(30))]))

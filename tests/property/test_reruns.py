@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from godwit.errors import BatchIncomplete, CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef
 from godwit.runtime.work import Unwritten, Work
-from godwit.state.ledger import COLUMN_LANE
+from godwit.state.ledger import COLUMN_LANE, Ledger
 from godwit.state.tables import KeyedState
 from tests.property.reruns import CODEC, GROUPS, VARIABLES, Flock, Row, sequential
 
@@ -128,6 +128,30 @@ def test_a_partition_that_was_read_in_part_only_is_not_taken_for_committed(flock
     flock.run(FIRST, TEN, [0] * 10, upto=4)
     with pytest.raises(BatchIncomplete, match=r"applied in part and never read to their end \(0\)"):
         flock.run(BatchRef("q", "run-1", 2), TEN, [0] * 10)
+
+
+def test_a_partition_whose_rows_failed_is_not_taken_for_committed(flock: Flock) -> None:
+    """As a foreachBatch does that catches what the processor has thrown and returns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "make_room", _fails)
+        with pytest.raises(OSError, match="no room"):
+            flock.run(FIRST, TEN, [0] * 10)
+    with pytest.raises(BatchIncomplete, match=r"never read to their end \(0\)"):
+        flock.run(BatchRef("q", "run-1", 2), TEN, [0] * 10)
+
+
+def test_a_partition_whose_rows_failed_need_not_come_again_in_the_next_run(flock: Flock) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "make_room", _fails)
+        with pytest.raises(OSError, match="no room"):
+            flock.run(FIRST, TEN, [1] * 10)
+    flock.run(AGAIN, TEN, [0] * 10)
+    flock.run(BatchRef("q", "run-2", 2), TEN, [0] * 10)
+    assert flock.state() == sequential([*BEFORE, *TEN, *TEN])
+
+
+def _fails(*_: Any) -> None:
+    raise OSError("no room")
 
 
 def test_a_crash_before_the_revert_is_written_leaves_it_to_the_next_open(flock: Flock) -> None:

@@ -347,6 +347,8 @@ def test_a_refused_definition_does_not_block_the_right_one(case: Case, monkeypat
         ({"groups": 0}, "groups=0 is not possible"),
         ({"durability": "hope"}, "durability='hope' is not possible. Give 'process' or 'disk'"),
         ({"onGap": "jump"}, "onGap='jump' is not possible"),
+        ({"take_over": "no"}, "take_over='no' is not possible. Give True or False"),
+        ({"wait_s": "60"}, "wait_s='60' is not possible. Give seconds above 0"),
         ({"token": "two\nlines"}, "the token cannot be sent"),
         ({"token": ""}, "the token cannot be sent"),
         ({"checkpoint": None}, "checkpoint=None is not a path"),

@@ -117,6 +117,12 @@ class Controller:
             self._hosts.pop(host, None)
             self._failures.pop(host, None)
 
+    def gave_up(self, host: str, error: GodwitError) -> None:
+        """It is not started again. What it has said of that itself is worth more."""
+        with self._changed:
+            self._failures.setdefault(host, error)
+            self._changed.notify_all()
+
     def close(self) -> None:
         self._service.stop(2.0)
 

@@ -242,8 +242,11 @@ class Host:
         self._controller.close()
 
     def _give_up(self, error: ProcessorTimeout) -> None:
+        """The obituary fails the batch. Where rows are set aside, the next generation finds the row by its crumbs instead."""
         try:
-            write_obituary(self.directory, self.generation, error)
+            initial = error.fields["batch"] < 0  # its rows leave no crumbs
+            if initial or not self._seats.sets_aside(error.fields["operator"]):
+                write_obituary(self.directory, self.generation, error)
         finally:
             os._exit(13)
 

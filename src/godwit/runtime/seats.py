@@ -226,6 +226,10 @@ class Seats:
             raise DefinitionError("no such operator on this host", operator=name, host=self._host)
         return seat
 
+    def sets_aside(self, name: str) -> bool:
+        """Whether rows that this operator fails on become dead letters."""
+        return any(seat.instance.spec.dead_letters for seat in self if seat.instance.spec.name == name)
+
     def named(self, name: str) -> Seat:
         seat = self._named.get(name)
         if seat is None:

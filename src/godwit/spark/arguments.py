@@ -24,14 +24,25 @@ def key_names(keys: Any) -> tuple[str, ...]:
 
 
 def check_arguments(
-    hosts: Any, durability: str | None, groups: Any, on_gap: str, token: Any, recovery: str, backup: Any
+    hosts: Any,
+    durability: str | None,
+    groups: Any,
+    on_gap: str,
+    token: Any,
+    recovery: str,
+    backup: Any,
+    take_over: Any,
+    wait_s: Any,
 ) -> None:
+    is_time = isinstance(wait_s, (int, float)) and not isinstance(wait_s, bool) and 0 < wait_s < math.inf
     for name, value, good, allowed in (
         ("hosts", hosts, isinstance(hosts, int) and hosts >= 1, "a number from 1 up"),
         ("durability", durability, durability in (None, "process", "disk"), "'process' or 'disk'"),
         ("groups", groups, isinstance(groups, int) and groups >= 1, "a number from 1 up"),
         ("recovery", recovery, recovery in ("storage", "parallel"), "'storage' or 'parallel'"),
         ("backup", backup, isinstance(backup, bool), "True or False"),
+        ("take_over", take_over, isinstance(take_over, bool), "True or False"),
+        ("wait_s", wait_s, is_time, "seconds above 0"),
         ("onGap", on_gap, on_gap in ("error", "accept"), "'error' or 'accept'"),
     ):
         if not good:

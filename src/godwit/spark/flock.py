@@ -116,7 +116,7 @@ class Flock:
         silent_s: float | None = 1.0,
         take_over: bool = False,
     ) -> None:
-        check_arguments(hosts, durability, groups, onGap, token, recovery, backup)
+        check_arguments(hosts, durability, groups, onGap, token, recovery, backup, take_over, wait_s)
         on_disks = checked_disks(disks)
         check_silence(silent_s)
         check_session(spark)

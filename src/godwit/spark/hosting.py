@@ -70,6 +70,12 @@ def _tell(config: HostConfig, error: GodwitError, generation: int) -> None:
         client.close()
 
 
+def _what_python_said(text: str) -> str:
+    """The line of Spark's many that names the error: the last one before the stack of the JVM."""
+    lines = [line for line in text.split("\n\tat ", 1)[0].splitlines() if line.strip() and "SQLSTATE" not in line]
+    return lines[-1].strip() if lines else "no word"
+
+
 class HostJob:
     """One host, kept running by a thread on the driver."""
 
@@ -117,9 +123,19 @@ class HostJob:
             failures = 0 if self._generation() > before else failures + 1
             if (failures > FAILURES_MAX and not self._may_mend()) or self._replaced():
                 self.gave_up = not self._stopping.is_set()
+                if self.gave_up:
+                    self._controller.gave_up(self.config.host, self._never_served(failures))
                 return
             self._stopping.wait(0.0 if failures == 0 else min(0.2 * 2**failures, PAUSE_S_MAX))
             self.restarts += not self._stopping.is_set()
+
+    def _never_served(self, failures: int) -> HostUnavailable:
+        return HostUnavailable(
+            f"{self.config.host} was started {failures} times and never came to serving; its task ended with: {self.last_end}",
+            todo="Executors must run the Python that has Godwit: activate its environment, or set PYSPARK_PYTHON; their logs "
+            "have the whole error",
+            host=self.config.host,
+        )
 
     def _may_mend(self) -> bool:
         """Whether somebody may make it work from outside, by making room for instance."""
@@ -154,7 +170,7 @@ class HostJob:
         try:
             self._context.parallelize([0], 1).mapPartitions(task).collect()
         except Exception as error:  # noqa: BLE001 a host that died is started again, whatever killed it
-            self.last_end = str(error).splitlines()[0]
+            self.last_end = _what_python_said(str(error))
 
     def serves(self, generation: int) -> bool:
         """Whether this is what runs, and is meant to."""

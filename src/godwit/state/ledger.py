@@ -137,7 +137,7 @@ class Ledger:
     memory_bytes_max: int = MEMORY_BYTES_MAX
     lanes: dict[str, Lane] = field(default_factory=dict)
     finished: dict[str, int | None] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
-    begun: set[str] = field(default_factory=set)  # lanes whose tasks have had rows applied here, and say when they end
+    begun: set[str] = field(default_factory=set)  # lanes that have brought rows to apply, and say when they end
     mixed: set[str] = field(default_factory=set)  # lanes of which rows came from other hosts
     _store: Store = field(init=False)
 

@@ -1,0 +1,40 @@
+"""What is said of a host whose task ends before it serves."""
+
+from __future__ import annotations
+
+import pytest
+
+from godwit.errors import CheckpointUnusable, HostUnavailable
+from godwit.runtime.controller import Controller
+from godwit.spark.hosting import _what_python_said
+
+SPARK = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted: Traceback (most recent call last):
+  File "serializers.py", line 457, in loads
+ModuleNotFoundError: No module named 'pyarrow'
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:1097)
+Caused by: java.lang.Something
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(SPARK, "ModuleNotFoundError: No module named 'pyarrow'"), ("cancelled", "cancelled"), ("", "no word")],
+)
+def test_the_line_that_names_the_error_is_found(text: str, said: str) -> None:
+    assert _what_python_said(text) == said
+
+
+def test_who_waits_for_a_host_that_was_given_up_hears_why() -> None:
+    controller = Controller("127.0.0.1", "token", lambda _: None, list)
+    try:
+        controller.gave_up("host-0", HostUnavailable("never served"))
+        with pytest.raises(HostUnavailable, match="never served"):
+            controller.wait_hosts(["host-0"], 60.0)
+        controller._failures["host-1"] = CheckpointUnusable("its own word")
+        controller.gave_up("host-1", HostUnavailable("never served"))
+        with pytest.raises(CheckpointUnusable):
+            controller.wait_hosts(["host-1"], 60.0)
+    finally:
+        controller.close()
