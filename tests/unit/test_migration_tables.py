@@ -61,10 +61,10 @@ class TestEveryProtocol:
         assert {event for phase, event in into if phase not in RELEASED} == {ev.Released}
 
     @every_protocol
-    def test_never_takes_back_what_was_released(self, name: str) -> None:
-        for (phase, _), (after, _) in PROTOCOLS[name].table.items():
+    def test_takes_back_what_was_released_only_if_its_target_is_gone_for_good(self, name: str) -> None:
+        for (phase, event), (after, _) in PROTOCOLS[name].table.items():
             if phase in (Phase.RELEASING, *RELEASED):
-                assert after in (*RELEASED, Phase.DONE)
+                assert after in (*RELEASED, Phase.DONE) or (phase in RELEASED and event is ev.TargetGone)
             assert phase not in OVER
 
     @every_protocol

@@ -125,6 +125,13 @@ class Served(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TargetGone(Event):
+    """The target is lost for good, and others have what it owned. It had never owned the step, and nobody will."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLost(Event):
     """The connection to the target broke; the target may be gone, or not."""
 
@@ -211,6 +218,14 @@ class TellAborted(Effect):
 @dataclass(frozen=True, slots=True)
 class Resume(Effect):
     """Go on applying rows of the units here, held ones first."""
+
+    step: int
+    units: Units
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack(Effect):
+    """The step was released, and its target is gone without ever having owned it: own it again, durably."""
 
     step: int
     units: Units

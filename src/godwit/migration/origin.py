@@ -2,7 +2,8 @@
 
 A migration is a list of steps, each a set of units that is handed over as one; a protocol is a table that says for each
 phase what an event leads to. What comes after the commit point is the same for all of them and stands here (DESIGN 5):
-`released` is decided by one durable record of the origin, told until the target has confirmed, and never taken back.
+`released` is decided by one durable record of the origin and told until the target has confirmed. It is taken back in one case:
+the target is lost for good, its log is closed, and by that log it never owned the step.
 Everything before it can be dropped: the origin still owns the units and goes on.
 
 A protocol file gives a table, says which steps may run side by side, and may give a rule for the order. It is registered by
@@ -41,6 +42,8 @@ from godwit.migration.events import (
     Resume,
     Served,
     Ship,
+    TakeBack,
+    TargetGone,
     TellAborted,
     TellReleased,
     Turn,
@@ -149,6 +152,10 @@ def resume_and_tell(step: Step) -> list[Effect]:
     return [Resume(step.number, step.units), TellAborted(step.number, step.units)]
 
 
+def take_back(step: Step) -> list[Effect]:
+    return [TakeBack(step.number, step.units)]
+
+
 def forget(step: Step) -> list[Effect]:
     return [Forget(step.number, step.units)]
 
@@ -163,6 +170,8 @@ COMMON: Table = {
     (Phase.RELEASED, Served): (Phase.DONE, forget),
     (Phase.SHIPPED, PeerBack): (Phase.RELEASED, tell_released),  # what was under way went with the connection
     (Phase.SHIPPED, Served): (Phase.DONE, forget),
+    (Phase.RELEASED, TargetGone): (Phase.DROPPED, take_back),
+    (Phase.SHIPPED, TargetGone): (Phase.DROPPED, take_back),
     **{(phase, PeerLost): (Phase.DROPPED, resume) for phase in REVOCABLE},
     **{(phase, AbortAsked): (Phase.DROPPED, resume_and_tell) for phase in REVOCABLE},
 }

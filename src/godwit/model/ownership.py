@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -121,7 +121,11 @@ class Incoming:
 
 @dataclass(slots=True)
 class Ownership:
-    """`version` changes with every change, for whoever keeps a faster copy of this."""
+    """`version` changes with every change, for whoever keeps a faster copy of this.
+
+    `moving`: what migrations from this host have begun on. While a group is among it, a key of the group that comes here stays
+    apart from the group: what the migration copies and follows was settled before the key came.
+    """
 
     host: str
     groups: Groups
@@ -129,6 +133,7 @@ class Ownership:
     outgoing: dict[str, Outgoing] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
     version: int = 0
+    moving: Units = field(default_factory=Units)
 
     @classmethod
     def initial(cls, host: str, routing: Routing) -> Ownership:
@@ -176,6 +181,14 @@ class Ownership:
 
     # -- the origin's side -------------------------------------------------------------------------------------------
 
+    def begin_move(self, units: Units) -> None:
+        self.moving |= units
+
+    def end_move(self, units: Units) -> None:
+        self.moving -= units
+        self._absorb(units)
+        self.version += 1
+
     def lend(self, units: Units, to: str) -> None:
         self._change(units, {Stand.MINE}, Stand.LENT, to)
 
@@ -192,6 +205,19 @@ class Ownership:
         self._change(units, {Stand.CUT}, Stand.AWAY, to, epochs=1)
         self.outgoing[step] = Outgoing(units, to, {unit: self.share(unit).epoch for unit in units})
 
+    def take_back(self, step: str) -> None:
+        """The target is lost for good and never owned it: own it again, in the epoch after the one it would have had there."""
+        outgoing = self.outgoing.pop(step)
+        for unit, epoch in outgoing.epochs.items():
+            share = self.share(unit)
+            if share.stand is not Stand.AWAY or share.epoch != epoch:
+                raise InvariantBroken(
+                    f"{unit.kind} {unit.id} of {step} is {share} on {self.host} and cannot be taken back"
+                )
+            self._set(unit, Share(Stand.MINE, epoch + 1, self.host))
+        self._absorb(outgoing.units)
+        self.version += 1
+
     def confirm(self, step: str) -> None:
         self.outgoing.pop(step, None)
 
@@ -202,16 +228,24 @@ class Ownership:
 
     def prepare(self, step: str, incoming: Incoming) -> None:
         self._change(incoming.units, {Stand.AWAY, Stand.EXPECTED, Stand.PREPARED}, Stand.PREPARED, incoming.origin)
-        self._rejoin(incoming)
+        self.rejoin(incoming.units, incoming.apart)
         self.incoming[step] = incoming
 
-    def _rejoin(self, incoming: Incoming) -> None:
-        """Keys that were apart when this host last knew and have gone back to their group come with it."""
+    def rejoin(self, units: Units, apart: Collection[int]) -> bool:
+        """Keys that were apart when this host last knew and have gone back to their group come with it; whether there are any.
+
+        `apart`: the keys of these groups that the groups' owner knows to be apart.
+        """
         count = len(self.groups)
-        for key, share in list(self.keys.items()):
-            come = key % count in incoming.units.groups and key not in incoming.apart
-            if come and share.stand is Stand.AWAY and key not in incoming.units.keys:
-                del self.keys[key]
+        back = [
+            key
+            for key, share in self.keys.items()
+            if key % count in units.groups and key not in apart and key not in units.keys and share.stand is Stand.AWAY
+        ]
+        for key in back:
+            del self.keys[key]
+        self.version += bool(back)
+        return bool(back)
 
     def serve(self, step: str) -> Units:
         """The origin has released it."""
@@ -239,7 +273,7 @@ class Ownership:
     def _absorb(self, units: Units) -> None:
         """A key that is owned by the owner of its group needs no line of its own; the group's epoch covers it."""
         count = len(self.groups)
-        touched = units.groups | {key % count for key in units.keys}
+        touched = (units.groups | {key % count for key in units.keys}) - self.moving.groups
         both = [key for key, share in self.keys.items() if share.stand is Stand.MINE and key % count in touched]
         for key in both:
             group, epoch = self.groups[key % count], self.keys[key].epoch

@@ -65,9 +65,13 @@ class Routing:
         return replace(self, version=self.version + 1, hosts=self.hosts + new) if new else self
 
     def parted(self, hosts: Sequence[str]) -> Routing:
-        """Without these hosts, which own nothing any more."""
+        """Without these hosts, which own nothing any more.
+
+        What the table still gives one of them, because it has not been told of a move, goes to the host that comes first:
+        whoever is asked wrongly says who owns it.
+        """
         kept = tuple(host for host in self.hosts if host not in hosts)
-        place = {position: kept.index(host) for position, host in enumerate(self.hosts) if host in kept}
+        place = {position: kept.index(host) if host in kept else 0 for position, host in enumerate(self.hosts)}
         apart = {key: (place[position], epoch) for key, (position, epoch) in self.apart.items()}
         owners = tuple(place[position] for position in self.owners)
         return Routing(self.version + 1, kept, owners, self.epochs, apart)
@@ -85,6 +89,10 @@ class Routing:
         for key in apart.keys() - lone.keys():  # owned by the owner of its group again; the group's epoch covers it
             known[key % len(owners)] = max(known[key % len(owners)], apart[key][1])
         return Routing(self.version + 1, self.hosts, tuple(owners), tuple(known), lone)
+
+    def says_the_same(self, other: Routing) -> bool:
+        """Whatever the versions are."""
+        return replace(self, version=other.version) == other
 
     def to_dict(self) -> dict[str, Any]:
         return {

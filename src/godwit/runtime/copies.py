@@ -7,7 +7,7 @@ nothing of connections, nor of when a step is prepared, served or dropped: it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,9 @@ class Copies:
         self._units: dict[int, Units] = {}
         self._keys: dict[int, dict[Key, None]] = {}  # that lie here as copies
         self._rests: dict[int, dict[str, Any]] = {}  # the last that came of a step
+        self.apart: dict[
+            int, Collection[int]
+        ] = {}  # by step, the keys that the origin knows to be apart from its groups
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
@@ -62,9 +65,10 @@ class Copies:
             instance.held.pop(self._name(step), None)
             if self.claim(units) != units:
                 raise InvariantBroken(f"{self._name(step)} brings what {self._port.host} owns")
+            back = step in self.apart and self._ownership.rejoin(units, self.apart[step])
             if not again and any((out.units & units) for out in self._ownership.outgoing.values()):
                 self._drop_keys(scan(self._seat, selects(units, self._ownership)))
-            if units - instance.staged:
+            if back or units - instance.staged:
                 instance.staged |= units
                 self._log([instance.own_part()])
 
@@ -273,7 +277,7 @@ class Copies:
         self._port.log.sync(lsn)
 
     def _close(self, step: int) -> None:
-        for by_step in (self._units, self._rests, self._keys, self.standing):
+        for by_step in (self._units, self._rests, self._keys, self.standing, self.apart):
             by_step.pop(step, None)
 
     def discard(self, step: int, units: Units) -> None:

@@ -114,7 +114,8 @@ class Legacy:
         return {unit: self.ownership.share(unit).epoch + 1 for unit in self.units}
 
     def begin(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        yield self._note("step", units=self.units.to_dict()), None
+        apart = list(self.ownership.apart(self.units))
+        yield self._note("step", units=self.units.to_dict(), apart=apart), None
         yield self._note("reached", progress=self.progress.to_dict()), None
 
     @staticmethod

@@ -100,7 +100,8 @@ class Luggage:
     def announced(self, migration: str, step: int, units: Units) -> Out:
         """Before anything of a step. The epochs are those in which the target is to own it: one that has owned it says so."""
         epochs = {unit: epoch + 1 for unit, epoch in self._epochs(migration, step, units).items()}
-        fields = {"step": step, "units": units.to_dict(), "epochs": parcels.epochs_list(epochs)}
+        apart = list(self._ownership.apart(units))
+        fields = {"step": step, "units": units.to_dict(), "epochs": parcels.epochs_list(epochs), "apart": apart}
         return Out("step", fields=fields)
 
     def _epochs(self, migration: str, step: int, units: Units) -> dict[Unit, int]:

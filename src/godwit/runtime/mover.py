@@ -42,6 +42,8 @@ from godwit.migration.events import (
     Resume,
     Served,
     Ship,
+    TakeBack,
+    TargetGone,
     TellAborted,
     TellReleased,
     Waiting,
@@ -58,6 +60,7 @@ from godwit.runtime.peer import GONE_PEER, RETRY_S, Answered, Broken, Failed, Li
 from godwit.runtime.prompt import prompt
 from godwit.runtime.seat import Seat
 from godwit.runtime.shares import AWAY, selects
+from godwit.runtime.wills import last_owned
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
 
@@ -88,6 +91,9 @@ class Mover:
         self._port = port
         self._seat = seat
         self.units = union(order.steps)
+        if released is None:
+            with seat.lock:
+                _ownership(seat).begin_move(self.units)
         self._luggage = Luggage(seat, self.units, self._found)
         self._resumed = released is not None
         self._machine = Origin.resumed(PROTOCOLS[order.protocol], released or {})
@@ -189,6 +195,19 @@ class Mover:
                 self._converse()
         else:
             self._hear_aborts()
+            self._look_for_will()
+
+    def _look_for_will(self) -> None:
+        """A target that is lost for good confirms nothing. What it owned last tells what became of the steps released to it."""
+        last = last_owned(host_directory(self._port.checkpoint, self.order.target), self.order.operator)
+        if last is None:
+            return
+        for step in self._machine.steps:
+            released = _ownership(self._seat).outgoing.get(f"{self.order.id}/{step.number}")
+            if released is not None and step.phase in (Phase.RELEASED, Phase.SHIPPED):
+                served = last.served(released.epochs)
+                self._handle(Served(step.number) if served else TargetGone(step.number))
+        self._handle(PeerLost())  # what was not released stays
 
     def _over(self) -> bool:
         return self._port.stopping() or self._machine.ended
@@ -334,6 +353,8 @@ class Mover:
                 self._ship(step, units)
             case Release(step, units):
                 self._release(step, units)
+            case TakeBack(step, units):
+                self._take_back(step)
             case Resume(step, units):
                 self._resume(step, units)
             case Forget(step, units):
@@ -458,6 +479,18 @@ class Mover:
         self._line.put(Released(step))
         self._note("released")
 
+    def _take_back(self, step: int) -> None:
+        instance = self._seat.instance
+        with self._seat.changed:
+            _ownership(self._seat).take_back(f"{self.order.id}/{step}")
+            if instance.progress.same_attempt(self._farewell_in):
+                for lane, entry in self._farewell:
+                    instance.ledger.record(lane, entry)
+                self._farewell = []
+            lsn = instance.write([instance.own_part()])
+            self._seat.changed.notify_all()
+        self._port.log.sync(lsn)
+
     def _resume(self, step: int, units: Units) -> None:
         """If the target only has to wait for the next batch, it follows on."""
         with self._seat.changed:
@@ -507,6 +540,8 @@ class Mover:
                 self._seat.instance.followers.remove(self._luggage.noting)
             if self.post in self._seat.told:
                 self._seat.told.remove(self.post)
+            if not self._resumed:
+                _ownership(self._seat).end_move(self.units)
 
 
 def union(steps: tuple[Units, ...]) -> Units:

@@ -296,6 +296,8 @@ class Receiver:
         if self._served(note):
             self._answer("served", step=note["step"])
         else:
+            if "apart" in note:  # an origin of an earlier version does not tell
+                self._copies.apart[note["step"]] = note["apart"]
             self._handle(Announced(note["step"], parcels.units_in(note)))
 
     def _released(self, note: dict[str, Any]) -> None:

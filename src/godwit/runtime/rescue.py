@@ -94,7 +94,7 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
         for heir in shares:
             told[heir] = _prepared(heir, estate, ask)
         check_newest(estate.directory, estate.generation)  # it was started again meanwhile, by whoever has taken over
-        write_will(estate.directory, estate.name, shares, estate.ends)
+        write_will(estate.directory, estate.name, shares, estate.ends, estate.owned)
     except GodwitError:
         if read_will(estate.directory) is None:  # it may be there though something failed after that
             for heir in told:

@@ -10,9 +10,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from godwit.errors import CheckpointCorrupt, StaleGeneration, WorkLost
+from godwit.model.ownership import Ownership
 from godwit.model.units import Units
 from godwit.state.damage import corrupt, unusable
 from godwit.state.documents import GARBLED, make_directory, replace_document
@@ -21,15 +23,25 @@ from godwit.state.fencing import listed
 Shares = Mapping[str, Mapping[str, Units]]  # by heir, by operator
 
 
-def write_will(directory: Path, name: str, shares: Shares, ends: Mapping[int, int]) -> None:
-    """Durable when this returns, whatever the durability of the rest. `ends`: how far the log was read, by generation."""
+def write_will(
+    directory: Path,
+    name: str,
+    shares: Shares,
+    ends: Mapping[int, int],
+    owned: Mapping[str, Ownership] = MappingProxyType({}),
+) -> None:
+    """Durable when this returns, whatever the durability of the rest. `ends`: how far the log was read, by generation.
+
+    `owned`: what the lost host's log says that it owned, by operator.
+    """
     heirs = {heir: {op: units.to_dict() for op, units in share.items()} for heir, share in shares.items()}
     path = _path(directory)
     try:
         make_directory(path.parent)
     except OSError as error:
         raise unusable("create", path.parent, error) from error
-    replace_document(path, json.dumps({"name": name, "heirs": heirs, "ends": list(ends.items())}))
+    last = {operator: ownership.to_dict() for operator, ownership in owned.items()}
+    replace_document(path, json.dumps({"name": name, "heirs": heirs, "ends": list(ends.items()), "owned": last}))
 
 
 def _path(directory: Path) -> Path:
@@ -39,11 +51,15 @@ def _path(directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Will:
-    """`ends`: how far the log was read, by generation; None if an earlier version wrote it, which did not tell."""
+    """`ends`: how far the log was read, by generation; None if an earlier version wrote it, which did not tell.
+
+    `owned`: what the host owned last, by operator; empty if an earlier version wrote it.
+    """
 
     name: str
     heirs: dict[str, dict[str, Units]]
     ends: dict[int, int] | None
+    owned: dict[str, Ownership]
 
 
 def read_will(directory: Path) -> tuple[str, dict[str, dict[str, Units]]] | None:
@@ -51,12 +67,19 @@ def read_will(directory: Path) -> tuple[str, dict[str, dict[str, Units]]] | None
     return None if found is None else (found.name, found.heirs)
 
 
+def last_owned(directory: Path, operator: str) -> Ownership | None:
+    """What a host owned of the operator when it was lost for good; None if it was not, or nothing is known of that."""
+    found = _read(directory)
+    return None if found is None else found.owned.get(operator)
+
+
 def _read(directory: Path) -> _Will | None:
     try:
         found: dict[str, Any] = json.loads(_path(directory).read_text())
         shares = found["heirs"].items()
         heirs = {heir: {op: Units.from_dict(units) for op, units in share.items()} for heir, share in shares}
-        return _Will(found["name"], heirs, dict(found["ends"]) if "ends" in found else None)
+        owned = {op: Ownership.from_dict(directory.name, own) for op, own in found.get("owned", {}).items()}
+        return _Will(found["name"], heirs, dict(found["ends"]) if "ends" in found else None, owned)
     except FileNotFoundError:
         return None
     except OSError as error:

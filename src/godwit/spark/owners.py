@@ -80,9 +80,9 @@ class Owners:
     def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
         with self._lock:
             table = self._tables[operator]
-            news = {unit: epoch for unit, epoch in epochs.items() if table.owner_of(unit) != to}
-            if news:
-                self._write(operator, table.moved(news, to))
+            after = table.moved(epochs, to)
+            if not after.says_the_same(table):
+                self._write(operator, after)
 
     def joined(self, hosts: Sequence[str]) -> None:
         with self._lock:
