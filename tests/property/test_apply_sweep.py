@@ -38,7 +38,10 @@ OPERATOR = operator_of()
 Job = Callable[[BenchHost], Any]
 
 # A fault may strike a generator that is being closed: then Python says so, and goes on.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.timeout(1800),  # thousands of faults, one after another
+]
 
 
 class Fault(Exception):
