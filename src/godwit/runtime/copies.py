@@ -7,8 +7,7 @@ nothing of connections, nor of when a step is prepared, served or dropped: it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +104,8 @@ class Copies:
     def committed(self, note: dict[str, Any], body: Any) -> None:
         """What keys held before the batch in progress."""
         instance, batch = self._seat.instance, self._batch(body)
-        with self._in_its_batch(note) as same:
-            if same:
+        with self._seat.changed:
+            if self._in_its_batch(note):
                 info = {"kind": "committed", "op": instance.name, "batch": instance.progress.batch}
                 self._change((info, body), lambda: instance.state.amend(batch))
 
@@ -114,8 +113,8 @@ class Copies:
         """What the batch in progress has done; of what timers put out only one host tells, so that waits for the hand-over."""
         instance, lane = self._seat.instance, note["entry"]["lane"]
         entry = Entry.from_part(note["entry"], memoryview(body), instance.spec.output_schema)
-        with self._in_its_batch(note) as same:
-            if not same or not instance.progress.same_attempt(Progress.from_dict(note["progress"])):
+        with self._seat.changed:
+            if not self._in_its_batch(note) or not instance.progress.same_attempt(Progress.from_dict(note["progress"])):
                 return
             if not len(entry.rows):
                 name = self._name(note["step"])
@@ -131,13 +130,11 @@ class Copies:
     def _take(self, lane: str, entry: Entry) -> None:
         self._seat.instance.ledger.take_over(lane, entry)
 
-    @contextmanager
-    def _in_its_batch(self, note: dict[str, Any]) -> Iterator[bool]:
-        """Whether this instance is in the batch that is told of, and not ahead: of a committed batch nobody asks again."""
+    def _in_its_batch(self, note: dict[str, Any]) -> bool:
+        """Whether this instance is in the batch that is told of: of a batch that is over nobody asks again. Locked."""
         progress = Progress.from_dict(note["progress"])
-        with self._seat.changed:
-            self._keep_up(progress)
-            yield progress.batch == self._seat.instance.progress.batch
+        self._keep_up(progress)
+        return progress.batch == self._seat.instance.progress.batch
 
     def state(self, note: dict[str, Any], body: Any) -> None:
         instance = self._seat.instance
