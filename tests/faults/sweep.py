@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 HOSTS = {"origin": "host-0", "target": "host-1"}
 KEYS = 120
 MOVING = 16
-TRIES = 10  # on a busy machine a hand-over may take another way several times
+TRIES = 12
 BY_CHANCE = ("ledger", "replay", "changes")  # messages that depend on which rows have come: not every run has them
 FAULTS = ("kill", "kill_peer", "cut")
 
