@@ -198,7 +198,10 @@ class Mover:
             self._look_for_will()
 
     def _look_for_will(self) -> None:
-        """A target that is lost for good confirms nothing. What it owned last tells what became of the steps released to it."""
+        """A target that is lost for good confirms nothing. What it owned last tells what became of the steps released to it.
+
+        Of steps that were not released the driver says what is to become of them.
+        """
         last = last_owned(host_directory(self._port.checkpoint, self.order.target), self.order.operator)
         if last is None:
             return
@@ -207,7 +210,6 @@ class Mover:
             if released is not None and step.phase in (Phase.RELEASED, Phase.SHIPPED):
                 served = last.served(released.epochs)
                 self._handle(Served(step.number) if served else TargetGone(step.number))
-        self._handle(PeerLost())  # what was not released stays
 
     def _over(self) -> bool:
         return self._port.stopping() or self._machine.ended
