@@ -80,6 +80,8 @@ class Owners:
     def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
         with self._lock:
             table = self._tables[operator]
+            if to not in table.hosts:
+                return  # it has left since, and who has what it had is known
             after = table.moved(epochs, to)
             if not after.says_the_same(table):
                 self._write(operator, after)
