@@ -25,6 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors",
         "model",
         "control migration",
+        "ports",
         "state transport",
         "runtime",
         "windows workload",

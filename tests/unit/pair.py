@@ -21,10 +21,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
-import pytest
 
-import godwit.runtime.peer
-import godwit.runtime.receiver
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.migration.events import BatchBegan
 from godwit.model.ownership import Stand
@@ -44,7 +41,7 @@ from godwit.runtime.spec import Operator, OperatorSpec
 from godwit.runtime.watch import Watch
 from godwit.runtime.work import Chunk
 from godwit.state.changelog import Changelog
-from godwit.transport import wire
+from godwit.transport import line, wire
 from tests.unit.test_instance import INPUT, Sum, welcome
 
 PATIENCE_S = 10.0
@@ -413,11 +410,11 @@ class Pair:
 
 
 @contextmanager
-def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> Iterator[Pair]:
+def joined(tmp_path: Path, **spec: Any) -> Iterator[Pair]:
     pair_of: list[Pair] = []
 
     class Client:
-        def __init__(self, address: str, token: str, connect_s: float = 0) -> None:
+        def __init__(self, address: str) -> None:
             self._address = address
 
         def exchange(self, **header: Any) -> tuple[End, End]:
@@ -433,13 +430,12 @@ def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> Iter
         def close(self) -> None:
             return
 
-    monkeypatch.setattr(godwit.runtime.peer, "Client", Client)
-    monkeypatch.setattr(godwit.runtime.receiver, "Client", Client)
-    pair_of.append(Pair(tmp_path, **spec))
-    try:
-        yield pair_of[0]
-    finally:
-        pair_of[0].close()
+    with line.use(SimpleNamespace(connect=lambda address, *_: Client(address))):
+        pair_of.append(Pair(tmp_path, **spec))
+        try:
+            yield pair_of[0]
+        finally:
+            pair_of[0].close()
 
 
 def kind_is(*kinds: str) -> Callable[[Note], bool]:

@@ -18,8 +18,8 @@ KEY = 7
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    with joined(tmp_path, monkeypatch) as pair:
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with joined(tmp_path) as pair:
         pair.a.put(0, *FIRST.items())
         yield pair
 

@@ -60,7 +60,7 @@ def recorded(pair: Pair, case: str) -> list[Message]:
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Message]]:
     found = {}
     for case in CASES:
-        with pytest.MonkeyPatch.context() as patch, joined(tmp_path_factory.mktemp(case), patch) as pair:
+        with joined(tmp_path_factory.mktemp(case)) as pair:
             found[case] = recorded(pair, case)
     return found
 
@@ -102,13 +102,13 @@ class Target:
             assert self.side.seat.changed.wait_for(lambda: self.receiver._machine.settled, 10)
 
 
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> Any:
-    return joined(tmp_path / at, monkeypatch)
+def fresh(tmp_path: Path, at: str) -> Any:
+    return joined(tmp_path / at)
 
 
 @pytest.mark.parametrize("case", MOST)
 def test_what_a_target_hears_again_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]], case: str
+    tmp_path: Path, scripts: dict[str, list[Message]], case: str
 ) -> None:
     """After every message, each that has come so far once more; then the rest, rows, and all of it once more.
 
@@ -120,7 +120,7 @@ def test_what_a_target_hears_again_changes_nothing(
     prepared = 1 + next(at for at, (note, _) in enumerate(script) if note["kind"] == "rest")
     for heard in range(1, len(script) + 1):
         for again in range(heard) if heard >= prepared else [heard if follows else -1]:
-            with fresh(tmp_path, monkeypatch, f"{heard}-{again}") as pair:
+            with fresh(tmp_path, f"{heard}-{again}") as pair:
                 target = Target(pair)
                 target.hear(*script[:heard])
                 target.apply()
@@ -140,13 +140,13 @@ def test_what_a_target_hears_again_changes_nothing(
 
 @pytest.mark.parametrize("case", MOST)
 def test_what_comes_late_is_gone_with_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]], case: str
+    tmp_path: Path, scripts: dict[str, list[Message]], case: str
 ) -> None:
     """The connection breaks before the origin has released; the origin keeps the keys, and another migration brings them."""
     script = [message for message in scripts[case] if message[0]["kind"] != "released"]
     for heard in range(1, len(script) + 1):
         for again in range(heard):
-            with fresh(tmp_path, monkeypatch, f"{heard}-{again}") as pair:
+            with fresh(tmp_path, f"{heard}-{again}") as pair:
                 pair.a.put(0, *FIRST)
                 target = Target(pair)
                 target.hear(*script[:heard], script[again])
@@ -159,14 +159,14 @@ def test_what_comes_late_is_gone_with_the_connection(
 
 @pytest.mark.parametrize("case", MOST)
 def test_what_comes_after_the_origin_has_kept_a_step_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]], case: str
+    tmp_path: Path, scripts: dict[str, list[Message]], case: str
 ) -> None:
     """Aborted after every message; what was on its way arrives then, and the connection stays, for other steps."""
     script = [message for message in scripts[case] if message[0]["kind"] != "released"]
     number = next(note["step"] for note, _ in script if "step" in note)
     aborted: Note = {"kind": "aborted", "step": number, "units": ALL.to_dict()}
     for heard in range(1, len(script) + 1):
-        with fresh(tmp_path, monkeypatch, str(heard)) as pair:
+        with fresh(tmp_path, str(heard)) as pair:
             pair.a.put(0, *FIRST)
             target = Target(pair)
             target.hear(*script[:heard], (aborted, None))
@@ -179,11 +179,11 @@ def test_what_comes_after_the_origin_has_kept_a_step_is_ignored(
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_target_that_has_forgotten_the_migration_knows_what_it_has_owned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]], case: str
+    tmp_path: Path, scripts: dict[str, list[Message]], case: str
 ) -> None:
     """It has restarted after it served, applied rows, and hears all of it on a new connection."""
     script = scripts[case]
-    with fresh(tmp_path, monkeypatch, "restarted") as pair:
+    with fresh(tmp_path, "restarted") as pair:
         target = Target(pair)
         target.hear(*script)
         target.apply()
@@ -201,11 +201,11 @@ def test_a_target_that_has_forgotten_the_migration_knows_what_it_has_owned(
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("stop", ["state", "rest", "released"])
 def test_an_older_migration_does_not_touch_what_the_next_one_brings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]], case: str, stop: str
+    tmp_path: Path, scripts: dict[str, list[Message]], case: str, stop: str
 ) -> None:
     """The keys have gone to the target and back, and are on their way again when all of the first hand-over comes once more."""
     script = [message for message in scripts[case] if message[0]["kind"] != "offer"]
-    with fresh(tmp_path, monkeypatch, "next") as pair:
+    with fresh(tmp_path, "next") as pair:
         pair.a.put(0, *FIRST)
         assert pair.moved("pause")["done"] == 1
         pair.b.put(0, *FIRST)
@@ -225,8 +225,8 @@ def test_an_older_migration_does_not_touch_what_the_next_one_brings(
         assert pair.b.left_over() == pair.a.left_over() == []
 
 
-def test_an_older_generation_of_the_origin_is_not_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fresh(tmp_path, monkeypatch, "older") as pair:
+def test_an_older_generation_of_the_origin_is_not_heard(tmp_path: Path) -> None:
+    with fresh(tmp_path, "older") as pair:
         older = pair.a.log.generation
         pair.a.restart()
         pair.migrate("standby")
@@ -239,11 +239,11 @@ def test_an_older_generation_of_the_origin_is_not_heard(tmp_path: Path, monkeypa
 
 
 def test_copies_that_an_heir_has_adopted_are_not_touched_by_their_standby(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]]
+    tmp_path: Path, scripts: dict[str, list[Message]]
 ) -> None:
     """Nothing of the connection that brought them counts any more, and what the heir gives up is gone."""
     script = [message for message in scripts["standby"] if message[0]["kind"] not in ("rest", "released", "step")]
-    with fresh(tmp_path, monkeypatch, "heir") as pair:
+    with fresh(tmp_path, "heir") as pair:
         pair.a.put(0, *FIRST)
         pair.migrate("standby")
         pair.wait(lambda: any(r.following is not None for r in pair.b.moves._receivers.values()))
@@ -292,12 +292,10 @@ def check(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_answers_that_come_twice_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]], case: str
-) -> None:
+def test_answers_that_come_twice_change_nothing(tmp_path: Path, scripts: dict[str, list[Message]], case: str) -> None:
     """Before each kind of message, and before the last word, all that the target has said so far is said once more."""
     for stop in kinds_of(scripts, case):
-        with fresh(tmp_path, monkeypatch, stop) as pair:
+        with fresh(tmp_path, stop) as pair:
             pair.a.put(0, *FIRST)
             pair.there = kind_is(stop)
             run(pair, case, *HALVES)
@@ -322,10 +320,10 @@ STALE: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("answer", sorted(STALE))
 @pytest.mark.parametrize("case", ["pause", "live-unordered"])
 def test_an_answer_of_an_older_connection_is_not_taken_for_one_of_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, answer: str
+    tmp_path: Path, case: str, answer: str
 ) -> None:
     """The connection breaks after the step is released; what was heard on it is dealt with when there is another."""
-    with fresh(tmp_path, monkeypatch, answer) as pair:
+    with fresh(tmp_path, answer) as pair:
         pair.a.put(0, *FIRST)
         pair.there = kind_is("released")
         run(pair, case)
@@ -345,11 +343,11 @@ def test_an_answer_of_an_older_connection_is_not_taken_for_one_of_the_next(
 
 @pytest.mark.parametrize("case", MOST)
 def test_a_connection_that_breaks_before_any_message_leaves_one_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]], case: str
+    tmp_path: Path, scripts: dict[str, list[Message]], case: str
 ) -> None:
     answers = ("offered", "caught_up", "prepared", "served")
     for stop in (*kinds_of(scripts, case), *answers):
-        with fresh(tmp_path, monkeypatch, f"broken-{stop}") as pair:
+        with fresh(tmp_path, f"broken-{stop}") as pair:
             pair.a.put(0, *FIRST)
             pair.there = pair.back = kind_is(stop)
             run(pair, case, *HALVES)
@@ -368,10 +366,10 @@ def test_a_connection_that_breaks_before_any_message_leaves_one_owner(
 @pytest.mark.parametrize("case", MOST)
 @pytest.mark.parametrize("dies", ["origin", "target", "both"])
 def test_a_host_that_dies_before_any_message_leaves_one_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[Message]], case: str, dies: str
+    tmp_path: Path, scripts: dict[str, list[Message]], case: str, dies: str
 ) -> None:
     for stop in kinds_of(scripts, case):
-        with fresh(tmp_path, monkeypatch, f"{dies}-{stop}") as pair:
+        with fresh(tmp_path, f"{dies}-{stop}") as pair:
             pair.a.put(0, *FIRST)
             pair.there = kind_is(stop)
             run(pair, case, *HALVES)

@@ -6,7 +6,7 @@ import pytest
 
 from godwit.migration import PROTOCOLS
 from godwit.migration import events as ev
-from godwit.migration.origin import OVER, REVOCABLE, Origin, Phase, Step, drawn
+from godwit.migration.origin import OVER, REVOCABLE, Origin, Phase, Step, drawn, with_timers
 from godwit.migration.push import by_backlog
 from godwit.migration.target import TABLE, Target
 from godwit.migration.target import Phase as Arrival
@@ -322,3 +322,23 @@ class TestTarget:
         target.on(ev.Announced(0, ONE))
         assert target.on(ev.AbortHeard(0)) == [ev.Discard(0, ONE)]
         assert target.on(ev.OriginLost()) == []
+
+
+@every_protocol
+def test_units_with_timers_are_released_only_when_the_target_has_accepted_them(name: str) -> None:
+    machine = Origin(with_timers(PROTOCOLS[name]), [ONE], [LARGE])
+    effects = machine.on(ev.Begun())
+    for event in (ev.Offered(ONE), ev.Copied(0), ev.CaughtUp(0), ev.HandoverAsked()):
+        effects += machine.on(event)
+    assert "Release" not in names(effects)
+    assert "Ship" in names(effects)
+    assert names(machine.on(ev.Prepared(0))) == ["Release"]
+    assert names(machine.on(ev.Released(0))) == ["TellReleased"]
+
+
+@every_protocol
+def test_target_may_decline_units_with_timers(name: str) -> None:
+    machine = Origin(with_timers(PROTOCOLS[name]), [ONE], [LARGE])
+    for event in (ev.Begun(), ev.Offered(ONE), ev.Copied(0), ev.CaughtUp(0), ev.HandoverAsked()):
+        machine.on(event)
+    assert names(machine.on(ev.Declined(0))) == ["Resume"]

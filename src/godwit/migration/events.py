@@ -1,7 +1,7 @@
 """What the machines of a migration hear and what they ask for.
 
 Events are in the past tense and name facts, failures of I/O too; effects are imperative and are carried out in order by
-whoever runs the machine (a host, or the simulator).
+the host that runs the machine (`runtime.mover`, `runtime.receiver`).
 """
 
 from __future__ import annotations

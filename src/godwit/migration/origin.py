@@ -13,7 +13,7 @@ name; see `register`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from godwit.migration.events import (
@@ -210,6 +210,21 @@ def register(protocol: Protocol) -> Protocol:
     """Make a protocol known by its name, to `Flock.move` and the rest."""
     PROTOCOLS[protocol.name] = protocol
     return protocol
+
+
+def with_timers(protocol: Protocol) -> Protocol:
+    """The protocol for an operator that has timers: the origin lets go only of what the target has accepted.
+
+    A target that has fired the timers of a batch declines units whose timers the origin has not fired in it. Units that the
+    origin has released already cannot be declined, so timers of theirs would be missed in that batch.
+    """
+    early = [at for at, (_, action) in protocol.table.items() if action is cut_and_release]
+    if not early:
+        return protocol
+    told = (Phase.RELEASING, Released)
+    return replace(
+        protocol, table={**protocol.table, **dict.fromkeys(early, (Phase.CUT, cut_and_ship)), told: COMMON[told]}
+    )
 
 
 class Origin:

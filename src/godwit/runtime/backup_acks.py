@@ -6,12 +6,11 @@ counts is written down first, and then the answer leaves all the same.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from godwit import ports
 from godwit.errors import GodwitError
 
 _WAITS_KEPT: Final = 2000
@@ -29,7 +28,7 @@ class Acks:
         self._broken = True
         self._disown = disown
         self._failure: GodwitError | None = None
-        self._changed = threading.Condition()
+        self._changed = ports.condition()
         self._since_s: dict[int, float] = {}  # when whoever waits began to
         self._waited_s: deque[float] = deque(maxlen=_WAITS_KEPT)
 
@@ -42,15 +41,15 @@ class Acks:
             raise self._failure.with_traceback(None)
         if not waits:
             return
-        began_s = time.monotonic()
+        began_s = ports.now_s()
         with self._changed:
-            me = threading.get_ident()
+            me = ports.thread_id()
             self._since_s[me] = began_s
             try:
                 self._wait(lsn, synced)
             finally:
                 del self._since_s[me]
-                self._waited_s.append(time.monotonic() - began_s)
+                self._waited_s.append(ports.now_s() - began_s)
 
     def _wait(self, lsn: int, synced: bool) -> None:
         self._news = True
@@ -142,7 +141,7 @@ class Acks:
 
     def longest_wait_s(self) -> float:
         with self._changed:
-            return time.monotonic() - min(self._since_s.values()) if self._since_s else 0.0
+            return ports.now_s() - min(self._since_s.values()) if self._since_s else 0.0
 
     def waited_ms(self) -> tuple[float, float]:
         """Mean and 99th percentile, of late."""

@@ -7,7 +7,6 @@ backup never ends the host that keeps it.
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, MalformedRequest
 from godwit.runtime import parcels
 from godwit.runtime.backup_records import Records, backups_directory
@@ -31,8 +31,8 @@ class Keeping:
         self._stopping = stopping
         self._directory = backups_directory(host_directory(checkpoint, host))
         self._mirrors: dict[str, Mirror] = {}  # of the newest connection of each origin
-        self._turns: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._turns: dict[str, ports.Lock] = {}
+        self._lock = ports.lock()
 
     def tidy(self) -> None:
         """Remove what is kept for nobody: the backup is elsewhere now, or its host has left."""
@@ -105,9 +105,9 @@ class Keeping:
             if note.get("sync"):
                 mirror.sync()
 
-    def _turn(self, origin: str) -> threading.Lock:
+    def _turn(self, origin: str) -> ports.Lock:
         with self._lock:
-            return self._turns.setdefault(origin, threading.Lock())
+            return self._turns.setdefault(origin, ports.lock())
 
     def _kept(self) -> list[Path]:
         try:

@@ -11,12 +11,11 @@ answered that the peer does not have, the backup is given up, and that is writte
 from __future__ import annotations
 
 import queue
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, StaleGeneration
 from godwit.runtime import parcels
 from godwit.runtime.backup_acks import Acks
@@ -25,8 +24,7 @@ from godwit.runtime.leases import host_directory, read_lease
 from godwit.runtime.orders import Port
 from godwit.runtime.peer import GONE_PEER
 from godwit.state.mirroring import Feed, Piece
-from godwit.transport import wire
-from godwit.transport.flight import Client
+from godwit.transport import line, wire
 
 ACK_S: Final = 2.0  # a peer that takes longer counts as lost
 ASK_S: Final = 5.0  # between questions to the driver who the peer is
@@ -41,13 +39,13 @@ class Line:
     """One connection to the peer: a message, then its acknowledgement."""
 
     def __init__(self, address: str, token: str, host: str, generation: int) -> None:
-        self._client = Client(address, token)
+        self._client = line.connect(address, token)
         self._client.call("ping", timeout_s=CALL_S)  # a stream to a process that was stopped would hang for long
-        self._heard: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
-        self.since_s: float | None = time.monotonic()  # that an answer is waited for
+        self._heard: ports.Queue[dict[str, Any] | BaseException] = ports.queue()
+        self.since_s: float | None = ports.now_s()  # that an answer is waited for
         self._writer, self._reader = self._client.exchange(backup=host, generation=generation)
         self._writer.begin(parcels.SCHEMA)
-        threading.Thread(target=self._listen, name="godwit-backup-in", daemon=True).start()
+        ports.thread(self._listen, "godwit-backup-in").start()
 
     def _listen(self) -> None:
         try:
@@ -68,7 +66,7 @@ class Line:
 
     def say(self, kind: str, body: Any = None, **fields: Any) -> None:
         """Gone when it has been acknowledged."""
-        self.since_s = time.monotonic()
+        self.since_s = ports.now_s()
         parcels.write(self._writer, kind, body, **fields)
         self.answer()
 
@@ -100,8 +98,8 @@ class Backup:
         self._had: dict[str, int] = {}  # what the peer had when the last connection ended
         self._slow = 0  # times in a row that the peer was
         self._stood_s = 0.0  # when it last began to stand
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="godwit-backup", daemon=True)
+        self._stop = ports.event()
+        self._thread = ports.thread(self._run, "godwit-backup")
         self._bytes_sent = self._acks_heard = 0
         self._failure: BaseException | None = None
 
@@ -122,7 +120,7 @@ class Backup:
 
     def watch(self) -> None:
         """A peer that holds up answers is given up; the driver is asked for another from time to time."""
-        line, now_s = self._line, time.monotonic()
+        line, now_s = self._line, ports.now_s()
         unanswered_s = 0.0 if line is None or line.since_s is None else now_s - line.since_s
         if max(unanswered_s, self.acks.longest_wait_s()) > ACK_S:
             self._too_slow(now_s)
@@ -165,8 +163,8 @@ class Backup:
 
     def _pause(self, peer: str | None) -> None:
         """Longer after a peer that was too slow, unless there is another."""
-        until_s = time.monotonic() + min(AGAIN_S * 2**self._slow, AGAIN_S_MAX)
-        while not self._stop.wait(AGAIN_S) and time.monotonic() < until_s:
+        until_s = ports.now_s() + min(AGAIN_S * 2**self._slow, AGAIN_S_MAX)
+        while not self._stop.wait(AGAIN_S) and ports.now_s() < until_s:
             if self._wanted != peer:
                 self._slow = 0
                 return
@@ -243,9 +241,9 @@ class Backup:
         before = self._record.peer
         self.acks.stand(lambda: self._write_down("kept", peer))
         self._failure = None
-        self._stood_s = time.monotonic()
+        self._stood_s = ports.now_s()
         if before not in (None, peer):  # in a thread of its own: answers wait for this one
-            threading.Thread(target=self._part_from, args=(before,), name="godwit-backup-bye", daemon=True).start()
+            ports.thread(self._part_from, "godwit-backup-bye", (before,)).start()
 
     def _write_down(self, state: Any, peer: str | None) -> None:
         self._record = self._records.next(self._record, state, peer, self._log.generation)
@@ -255,7 +253,7 @@ class Backup:
         lease = read_lease(host_directory(self._port.checkpoint, peer))
         if lease is None:
             return
-        client = Client(lease.address, self._port.token)
+        client = line.connect(lease.address, self._port.token)
         with suppress(GodwitError):
             client.call("tidy_backups", timeout_s=CALL_S)
         client.close()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hmac
 import select
 import socket
-import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 import msgpack
 
+from godwit import ports
 from godwit.control.heartbeats import TICK_S
 from godwit.errors import DefinitionError
 
@@ -55,8 +55,8 @@ class Heart:
         self._to = to
         self._token = token
         self._first = Beat(incarnation, host, generation, 0)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="godwit-heart", daemon=True)
+        self._stop = ports.event()
+        self._thread = ports.thread(self._run, "godwit-heart")
 
     def start(self) -> None:
         if self._to:

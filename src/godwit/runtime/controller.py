@@ -7,16 +7,15 @@ What a run is, only Spark knows: that question is handed to the callbacks given 
 from __future__ import annotations
 
 import base64
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from godwit import ports
 from godwit.errors import GodwitError, from_json
 from godwit.model.routing import Routing
 from godwit.runtime.spec import Operator
-from godwit.transport.flight import Service
+from godwit.transport import line
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Controller:
         self._operators: dict[str, tuple[Operator, Routing | None]] = {}
         self._hosts: dict[str, Registered] = {}
         self._failures: dict[str, GodwitError] = {}
-        self._changed = threading.Condition()
+        self._changed = ports.condition()
         self._admit = admit
         self._active_scopes = active_scopes
         self._lost = lost
@@ -67,7 +66,7 @@ class Controller:
             "waits": lambda request: {"leave": waits(request["attempt"])},
             "backup_peer": lambda request: {"peer": self._backup_peer(request["host"])},
         }
-        self._service = Service(bind, token, actions)
+        self._service = line.listen(bind, token, actions)
         self.address = f"{address or bind}:{self._service.port}"
 
     # -- what the driver does ----------------------------------------------------------------------------------------
@@ -91,14 +90,14 @@ class Controller:
 
     def wait_hosts(self, names: list[str], timeout_s: float) -> list[str]:
         """Wait until all are registered; gives the names of those that are not. A host's own error is raised."""
-        deadline = time.monotonic() + timeout_s
+        deadline = ports.now_s() + timeout_s
         with self._changed:
             while True:
                 for name in names:
                     if name in self._failures:
                         raise self._failures[name]
                 missing = [name for name in names if name not in self._hosts]
-                left_s = deadline - time.monotonic()
+                left_s = deadline - ports.now_s()
                 if not missing or left_s <= 0:
                     return missing
                 self._changed.wait(left_s)
@@ -131,7 +130,7 @@ class Controller:
     def _action_register(self, request: dict[str, Any]) -> dict[str, Any]:
         names = ("host", "generation", "address", "pid", "load_s")
         fields: dict[str, Any] = {name: request[name] for name in names}
-        registered = Registered(**fields, at_s=time.monotonic())
+        registered = Registered(**fields, at_s=ports.now_s())
         with self._changed:
             self._hosts[registered.host] = registered
             self._failures.pop(registered.host, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import InvariantBroken, StaleGeneration, WorkLost
 from godwit.migration.events import BatchBegan
 from godwit.model.progress import BatchRef, Verdict
@@ -94,9 +95,9 @@ class Exchange:
 
         with seat.changed:
             if not ready():
-                began_s = time.monotonic()
+                began_s = ports.now_s()
                 seat.changed.wait_for(ready)
-                seat.stalled((time.monotonic() - began_s) * 1000, 1)  # how many rows wait behind it is not known here
+                seat.stalled((ports.now_s() - began_s) * 1000, 1)  # how many rows wait behind it is not known here
             before = (instance.progress.batch, instance.progress.attempt, instance.fires)
             work = self._do(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
             if (instance.progress.batch, instance.progress.attempt, instance.fires) != before:

@@ -7,7 +7,6 @@ refused on a stream stays refused on it until the router has caught up (`model.r
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from godwit import ports
 from godwit.errors import StaleGeneration
 from godwit.migration.events import Waiting
 from godwit.model.ownership import HELD as STANDS_HELD
@@ -75,11 +75,11 @@ class Gate:
                 break
             chunk, stands = chunk.filter(held), stands[held]
             if began_s is None:
-                began_s, waiting = time.monotonic(), len(chunk)
+                began_s, waiting = ports.now_s(), len(chunk)
             self._want(chunk.hashes[stands == EXPECTED], instance.ownership)
             self._wait(chunk)
         if began_s is not None:
-            self._seat.stalled((time.monotonic() - began_s) * 1000, waiting)
+            self._seat.stalled((ports.now_s() - began_s) * 1000, waiting)
         if refused:
             passed.refused = self._refuse(refused, instance.ownership)
         return passed
@@ -123,7 +123,7 @@ class Gate:
         lent = hashes[self._seat.instance.stands(hashes) == int(Stand.LENT)]
         if not len(lent):
             return
-        count, now_s = len(ownership.groups), time.monotonic()
+        count, now_s = len(ownership.groups), ports.now_s()
         rows: Counter[Unit] = Counter()
         for route_hash, n in zip(*(column.tolist() for column in np.unique(lent, return_counts=True)), strict=True):
             unit = Unit("key", route_hash) if route_hash in ownership.keys else Unit("group", route_hash % count)

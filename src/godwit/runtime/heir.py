@@ -7,9 +7,6 @@ driver writes when all heirs have prepared. Where copies of a standby stand, onl
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import Bug, GodwitError, HostUnavailable
 from godwit.model.ownership import Ownership
 from godwit.model.progress import Progress
@@ -43,7 +41,7 @@ class Answers:
     """What a receiver says to an origin that is not there."""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._said: ports.Queue[dict[str, Any]] = ports.queue()
 
     def write_metadata(self, note: bytes) -> None:
         self._said.put(wire.unpack(note))
@@ -137,8 +135,8 @@ class Heir:
         self.lost: str = request["lost"]
         self.state = "reading"
         self.failure: GodwitError | None = None
-        self.began_s = time.monotonic()
-        self.changed = threading.Condition()
+        self.began_s = ports.now_s()
+        self.changed = ports.condition()
         self._port = port
         self._request = request
         self._shares = {operator: Units.from_dict(units) for operator, units in request["shares"].items()}
@@ -153,7 +151,7 @@ class Heir:
         self._legacies: dict[str, Legacy] = {}
         self._hold_batches(True)
         self._ending = False
-        self._thread = threading.Thread(target=self._run, name=f"godwit-heir-{self.name}", daemon=True)
+        self._thread = ports.thread(self._run, f"godwit-heir-{self.name}")
         self._thread.start()
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -268,7 +266,7 @@ class Heir:
             receiver.tell({"kind": "aborted", "step": 0}, None)
 
     def figures(self) -> dict[str, Any]:
-        return {"bytes": self._bytes, "by_copies": self._by_copies, "took_s": time.monotonic() - self.began_s}
+        return {"bytes": self._bytes, "by_copies": self._by_copies, "took_s": ports.now_s() - self.began_s}
 
     def receivers(self) -> list[Receiver]:
         return list(self._receivers.values())

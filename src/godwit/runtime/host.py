@@ -7,9 +7,6 @@ answers only what the changelog holds. What a request means is decided by the in
 from __future__ import annotations
 
 import json
-import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import (
     Bug,
     CheckpointUnusable,
@@ -54,9 +52,9 @@ from godwit.state.changes import changes_schema
 from godwit.state.copying import copy_log
 from godwit.state.ledger import with_rows
 from godwit.state.probing import probe
-from godwit.transport import wire
+from godwit.transport import line, wire
 from godwit.transport.addresses import reachable
-from godwit.transport.flight import GONE, Client, Service
+from godwit.transport.flight import GONE, Service
 
 STOP_GRACE_S = 2.0
 
@@ -86,19 +84,19 @@ class Host:
         self.config = config
         self.directory = host_directory(config.checkpoint, config.host)
         self._clock_ms = clock_ms
-        self._stop = threading.Event()
+        self._stop = ports.event()
         self._fatal: GodwitError | None = None
         self._watch = Watch(self._give_up)
-        self._controller = Client(config.controller, config.token)
+        self._controller = line.connect(config.controller, config.token)
         self.generation = 0  # until its log is open
-        self.started_s = time.monotonic()
+        self.started_s = ports.now_s()
         self.load_s = 0.0
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until told to stop; everything is released when this returns."""
-        began = time.monotonic()
+        began = ports.now_s()
         check_owner(self.config.checkpoint, self.config.incarnation)
         check_alive(self.directory)
         recovered = self._opened()
@@ -107,7 +105,7 @@ class Host:
             self._seats.recover(part.info, memoryview(part.body))
         for seat in self._seats:
             self._seats.own(seat)
-        self.load_s = time.monotonic() - began
+        self.load_s = ports.now_s() - began
         self._moves = Moves(self._port(), self._seats.named)
         self._seats.define_all(self._controller.call("definitions"))
         service = self._service()
@@ -135,7 +133,7 @@ class Host:
             self._release()
             heart.stop()
             if not clean:
-                os._exit(0)  # a stream is still open: only the end of the process frees its port
+                ports.exit_process(0)  # a stream is still open: only the end of the process frees its port
 
     def _opened(self) -> Recovered:
         """The log, from a backup if need be. What was said of a backup does not hold for what is answered from now on."""
@@ -173,7 +171,7 @@ class Host:
             "ping": lambda _: {},
             **self._moves.actions(),
         }
-        return Service(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
+        return line.listen(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
 
     def _made(self) -> tuple[Seats, Exchange]:
         config, ask = self.config, self._controller.call
@@ -207,23 +205,23 @@ class Host:
         # this host may have been given up for lost between the first look and its claim.
         check_owner(self.config.checkpoint, self.config.incarnation)
         check_alive(self.directory)
-        write_lease(self.directory, Lease(self.generation, address, os.getpid(), self.config.incarnation))
+        write_lease(self.directory, Lease(self.generation, address, ports.pid(), self.config.incarnation))
         drop_failure(self.directory)
         self._controller.call(
             "register",
             host=self.config.host,
             generation=self.generation,
             address=address,
-            pid=os.getpid(),
+            pid=ports.pid(),
             load_s=self.load_s,
             restored=self._restored,
         )
 
     def _serve(self) -> None:
-        parent = os.getppid()
+        parent = ports.parent_pid()
         while not self._stop.wait(0.5):
             # The Spark worker's parent died, so the executor is gone; or a newer generation has taken over.
-            if os.getppid() != parent:
+            if ports.parent_pid() != parent:
                 return
             if self.log.fenced():
                 self._fatal = replaced(self.config.host, self.generation)
@@ -248,7 +246,7 @@ class Host:
             if initial or not self._seats.sets_aside(error.fields["operator"]):
                 write_obituary(self.directory, self.generation, error)
         finally:
-            os._exit(13)
+            ports.exit_process(13)
 
     # -- the exchange ------------------------------------------------------------------------------------------------
 
@@ -359,9 +357,9 @@ class Host:
         return {
             "host": self.config.host,
             "generation": self.generation,
-            "pid": os.getpid(),
+            "pid": ports.pid(),
             "load_s": self.load_s,
-            "uptime_s": time.monotonic() - self.started_s,
+            "uptime_s": ports.now_s() - self.started_s,
             "upkeep_error": None if self._upkeep.failure is None else str(self._upkeep.failure),
             "storage": {
                 "file_system": self._mount.file_system,

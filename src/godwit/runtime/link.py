@@ -6,8 +6,6 @@ could take that is not decided here.
 
 from __future__ import annotations
 
-import socket
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import HostUnavailable, StaleGeneration, StateUncertain
 from godwit.runtime.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
 from godwit.runtime.link_pieces import Finish, Piece
@@ -24,7 +23,7 @@ from godwit.runtime.room import FOR_LEASE_S, Asks, Room
 from godwit.runtime.route import Route, Task
 from godwit.runtime.rows import Index
 from godwit.runtime.wills import check_inherited
-from godwit.transport import wire
+from godwit.transport import line, wire
 from godwit.transport.flight import GONE
 
 BREAKS_MAX = 20  # in a row without an answer: then the host refuses us for a reason that waiting does not mend
@@ -64,7 +63,7 @@ class Link:
     def meet(self) -> None:
         """Wait until the host is there, or has left for good; say nothing to it yet."""
         while (lease := self._wait_lease()) is not None:
-            if _answers(lease.address):
+            if line.answers(lease.address, MEET_S):
                 self._deadline = None
                 return
             self._lease = lease
@@ -155,7 +154,7 @@ class Link:
 
         Polled, because the host tells only the file system.
         """
-        began = time.monotonic()
+        began = ports.now_s()
         self._deadline = self._deadline or began + self._route.wait_s
         pause_s = 0.002
         asks = Asks(self._room, FOR_LEASE_S)
@@ -165,9 +164,9 @@ class Link:
                 return lease
             if self._left(self.host):
                 return None
-            if lease is not None and time.monotonic() > began + AGAIN_S:
+            if lease is not None and ports.now_s() > began + AGAIN_S:
                 return lease
-            if time.monotonic() > self._deadline:
+            if ports.now_s() > self._deadline:
                 reason = read_failure(self._directory)
                 raise HostUnavailable(
                     f"{self.host} has not served for {self._route.wait_s:g} s{'' if reason is None else f': {reason}'}",
@@ -177,7 +176,7 @@ class Link:
                 )
             if asks.look():
                 self._room.check()
-            time.sleep(pause_s)
+            ports.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.05)
 
     def _read_lease(self) -> Lease | None:
@@ -293,12 +292,3 @@ def _by_firing(
         found[name or f"{host}//{at}"] = outputs.slice(begin, rows)
         begin += rows
     return found
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), MEET_S).close()
-    except OSError:
-        return False
-    return True

@@ -6,8 +6,6 @@ to read.
 
 from __future__ import annotations
 
-import queue
-import threading
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from godwit import ports
 from godwit.runtime.leases import Lease
 from godwit.runtime.link_pieces import Finish, Piece
 from godwit.runtime.room import Room
-from godwit.runtime.waits import WAITS
-from godwit.transport import wire
-from godwit.transport.flight import GONE, Client, wrong_token
+from godwit.runtime.waits import waits
+from godwit.transport import line, wire
+from godwit.transport.flight import GONE, wrong_token
 
 CONNECT_S = 2.0  # nothing can cancel it, and a host that was stopped may have a successor soon
 ENDED = (*GONE, flight.FlightError, pa.ArrowInvalid)
@@ -33,8 +32,8 @@ class Stream:
     def __init__(self, directory: Path, lease: Lease, room: Room, schema: pa.Schema, **header: Any) -> None:
         self._directory, self._lease, self._room = directory, lease, room
         self._address = address = lease.address
-        self._client = Client(address, room.token, CONNECT_S)
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._client = line.connect(address, room.token, CONNECT_S)
+        self._inbox: ports.Queue[Any] = ports.queue()
         try:
             self._writer, self._reader = self._client.exchange(**header)
             with self._waiting():
@@ -45,11 +44,11 @@ class Stream:
         except GONE:
             self._client.close()
             raise
-        self._draining = threading.Thread(target=self._drain, name=f"godwit-stream-{address}", daemon=True)
+        self._draining = ports.thread(self._drain, f"godwit-stream-{address}")
         self._draining.start()
 
     def _waiting(self) -> AbstractContextManager[None]:
-        return WAITS.over(self._directory, self._lease, self._reader.cancel, self._room)
+        return waits().over(self._directory, self._lease, self._reader.cancel, self._room)
 
     def _drain(self) -> None:
         while True:

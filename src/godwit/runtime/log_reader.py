@@ -6,12 +6,12 @@ merged are looked for again under their new names, and groups that have moved ar
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import CheckpointCorrupt, StaleGeneration
 from godwit.model.ownership import Ownership
 from godwit.runtime.instance import Instance
@@ -40,7 +40,7 @@ class LogReader(StateReader):
             except (CheckpointCorrupt, StaleGeneration):
                 if not left:
                     raise
-                time.sleep(PAUSE_S)
+                ports.sleep(PAUSE_S)
         raise AssertionError("the last look returns or raises")
 
     def _looked(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:

@@ -10,8 +10,6 @@ released.
 from __future__ import annotations
 
 import queue
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -21,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from godwit import ports
 from godwit.errors import Bug, GodwitError
 from godwit.migration.events import (
     AbortAsked,
@@ -48,7 +47,7 @@ from godwit.migration.events import (
     TellReleased,
     Waiting,
 )
-from godwit.migration.origin import PROTOCOLS, Origin, Phase
+from godwit.migration.origin import PROTOCOLS, Origin, Phase, with_timers
 from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime import parcels
@@ -96,8 +95,10 @@ class Mover:
                 _ownership(seat).begin_move(self.units)
         self._luggage = Luggage(seat, self.units, self._found)
         self._resumed = released is not None
-        self._machine = Origin.resumed(PROTOCOLS[order.protocol], released or {})
-        self._line: Line = queue.SimpleQueue()
+        protocol = PROTOCOLS[order.protocol]
+        self._protocol = protocol if seat.instance.spec.time_mode == "none" else with_timers(protocol)
+        self._machine = Origin.resumed(self._protocol, released or {})
+        self._line: Line = ports.queue()
         self._peer = Peer(port, order, self._line)
         self._work: deque[tuple[int, Iterator[None]]] = deque()  # by step: what is being copied or shipped, in slices
         self._chores: deque[tuple[int, Units]] = deque()  # steps that the target has, to be forgotten
@@ -109,10 +110,10 @@ class Mover:
             tuple[str, Entry]
         ] = []  # what timers put out, of an origin that has given away its last unit
         self._farewell_in = Progress()  # the batch of which that is, and its run
-        self.news = threading.Condition()
+        self.news = ports.condition()
         self.news_count = 0
-        self.figures = Figures(time.monotonic(), port.clock_ms())
-        self._thread = threading.Thread(target=self._run, name=f"godwit-mover-{order.id}", daemon=True)
+        self.figures = Figures(ports.now_s(), port.clock_ms())
+        self._thread = ports.thread(self._run, f"godwit-mover-{order.id}")
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
@@ -262,7 +263,7 @@ class Mover:
             self._send(item)
 
     def _send(self, out: Out) -> None:
-        if PROTOCOLS[self.order.protocol].kept:  # its copies may outlive this host: they must not be ahead of the log
+        if self._protocol.kept:  # its copies may outlive this host: they must not be ahead of the log
             with self._seat.lock:
                 lsn = self._seat.lsn
             self._port.log.sync(lsn)
@@ -320,7 +321,7 @@ class Mover:
 
     def _note(self, phase: str) -> None:
         """When something was last done: what a migration's time goes into."""
-        self.figures.phases.append((phase, (time.monotonic() - self.figures.began_s) * 1000))
+        self.figures.phases.append((phase, (ports.now_s() - self.figures.began_s) * 1000))
         if phase == "ended":
             self.figures.ended_ms = self._port.clock_ms()
             self._tell_news()
@@ -334,7 +335,7 @@ class Mover:
         self.figures.keys_total = len(self._luggage)
         with self._seat.lock:
             sizes = self._luggage.sizes(self.order.steps)
-        self._machine = Origin(PROTOCOLS[self.order.protocol], self.order.steps, sizes, self.order.side_by_side)
+        self._machine = Origin(self._protocol, self.order.steps, sizes, self.order.side_by_side)
         self._note("indexed")
 
     def _found(self, key: Key, route_hash: int) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import DefinitionError, HostUnavailable, MalformedRequest
 from godwit.migration.events import AbortAsked, HandoverAsked
 from godwit.migration.origin import PROTOCOLS, register
@@ -39,7 +38,7 @@ class Moves:
         self._movers: dict[str, Mover] = {}
         self._receivers: dict[str, Receiver] = {}
         self._heirs: dict[str, Heir] = {}
-        self._lock = threading.Lock()
+        self._lock = ports.lock()
 
     def actions(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
         return {
@@ -162,8 +161,8 @@ class Moves:
         wait_s = float(request.get("wait_s") or 0.0)
         with mover.news:
             seen = mover.news_count
-            deadline_s = time.monotonic() + wait_s
-            while not mover.ended and mover.news_count == seen and (left_s := deadline_s - time.monotonic()) > 0:
+            deadline_s = ports.now_s() + wait_s
+            while not mover.ended and mover.news_count == seen and (left_s := deadline_s - ports.now_s()) > 0:
                 mover.news.wait(left_s)
         return mover.report()
 

@@ -6,8 +6,6 @@ takes with it what was in line for it, because the next one begins with what the
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,14 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import GodwitError, from_json
 from godwit.migration.events import Declined, Event, Missing, Offered, Prepared, Served, Wanted
 from godwit.migration.origin import PROTOCOLS
 from godwit.runtime import parcels
 from godwit.runtime.leases import Lease, check_owner, host_directory, read_lease
 from godwit.runtime.orders import Order, Port
-from godwit.runtime.waits import WAITS
-from godwit.transport import wire
+from godwit.runtime.waits import waits
+from godwit.transport import line, wire
 from godwit.transport.flight import GONE, Client
 
 RETRY_S = 0.02
@@ -79,7 +78,7 @@ class Answered(Event):
     connection: int
 
 
-Line = queue.SimpleQueue["Out | Event"]
+Line = ports.Queue["Out | Event"]
 
 HEARD: dict[str, Callable[[dict[str, Any]], Event]] = {
     "offered": lambda note: Offered(parcels.units_in(note)),
@@ -101,10 +100,10 @@ class Peer:
         self._client: Client | None = None
         self._writer: Any = None
         self._reader: Any = None
-        self._listening: threading.Thread | None = None
+        self._listening: ports.Thread | None = None
         self._owed_s = 0.0
         self.connection = 0
-        self.idle = threading.Event()  # set when there is nothing to wait for any more
+        self.idle = ports.event()  # set when there is nothing to wait for any more
 
     def connect(self) -> bool:
         """To whichever generation of the target serves; False after a short while if none does."""
@@ -114,7 +113,7 @@ class Peer:
             check_owner(self._port.checkpoint, self._port.incarnation)
             self.idle.wait(RETRY_S)
             return False
-        self._client = Client(lease.address, self._port.token, CONNECT_S)
+        self._client = line.connect(lease.address, self._port.token, CONNECT_S)
         self.connection += 1
         try:
             self._writer, self._reader = self._client.exchange(
@@ -124,7 +123,7 @@ class Peer:
                 generation=self._port.log.generation,
                 kept=PROTOCOLS[self._order.protocol].kept,
             )
-            with WAITS.over(directory, lease, self._reader.cancel):
+            with waits().over(directory, lease, self._reader.cancel):
                 self._writer.begin(parcels.SCHEMA)
                 parcels.write(self._writer, "hello")
                 wire.unpack(self._reader.read_chunk().app_metadata, "hello")
@@ -133,7 +132,7 @@ class Peer:
             self.idle.wait(RETRY_S)
             return False
         listened_to = (self._reader, self.connection, directory, lease)
-        self._listening = threading.Thread(target=self._listen, args=listened_to, name="godwit-mover-in", daemon=True)
+        self._listening = ports.thread(self._listen, "godwit-mover-in", listened_to)
         self._listening.start()
         return True
 
@@ -166,7 +165,7 @@ class Peer:
     def _listen(self, reader: Any, connection: int, directory: Path, lease: Lease) -> None:
         """The target's answers as events; the end of the stream is one too."""
         try:
-            with WAITS.over(directory, lease, reader.cancel):  # writing waits for the same stream
+            with waits().over(directory, lease, reader.cancel):  # writing waits for the same stream
                 while True:
                     note = wire.unpack(reader.read_chunk().app_metadata)
                     self._line.put(Answered(HEARD[note["kind"]](note), connection))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from godwit import ports
 from godwit.errors import DefinitionError
 
 ANSWER_S: Final = 3.0  # for a machine that is away; one that is there and has nobody on the port says so at once
@@ -64,7 +64,7 @@ class Presence:
             ) from error
         self.address = f"{address or bind}:{self._socket.getsockname()[1]}"
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="godwit-presence", daemon=True)
+        self._thread = ports.thread(self._run, "godwit-presence")
         self._thread.start()
 
     def _run(self) -> None:

@@ -7,12 +7,12 @@ origin has released it: the gate holds or refuses its rows, and its timers do no
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import GodwitError
 from godwit.migration.events import (
     AbortHeard,
@@ -44,10 +44,10 @@ from godwit.runtime.leases import host_directory, read_lease
 from godwit.runtime.orders import Port
 from godwit.runtime.prompt import prompt
 from godwit.runtime.seat import Seat
-from godwit.runtime.waits import WAITS
+from godwit.runtime.waits import waits
 from godwit.runtime.wills import read_will, step_name
-from godwit.transport import wire
-from godwit.transport.flight import GONE, Client
+from godwit.transport import line, wire
+from godwit.transport.flight import GONE
 
 ASK_AGAIN_S = 0.02
 ORPHAN_WAIT_S = 2.0  # until the end of a connection is noticed whose other side is gone
@@ -76,10 +76,10 @@ class Receiver:
         self.callers = 0  # connections that have come and have not been seen to end
         self.orphaned = False  # the origin of a standby is away, and its copies are still here
         self._writer: Any = None
-        self._writing = threading.Lock()
-        self._acting = threading.RLock()  # one event at a time: connections, and the answers to questions
+        self._writing = ports.lock()
+        self._acting = ports.rlock()  # one event at a time: connections, and the answers to questions
         self._connection: ExitStack | None = None  # the newest, and what is held for as long as it lasts
-        self._ended = threading.Event()  # set while there is none
+        self._ended = ports.event()  # set while there is none
         self._ended.set()
         self._wanted = Units()
         seat.wanted.append(self.want)
@@ -103,7 +103,7 @@ class Receiver:
             self._begin(connection)
             try:
                 while True:
-                    with WAITS.over(directory, lease, lambda: self._try_end(connection)):
+                    with waits().over(directory, lease, lambda: self._try_end(connection)):
                         message = reader.read_chunk()
                     if not self._hear(connection, message, writer):
                         return
@@ -158,12 +158,12 @@ class Receiver:
             self._writer = None
         self.orphaned = self._kept and self.following is not None
         if self.orphaned:
-            threading.Thread(target=self._await_origin, name="godwit-orphan", daemon=True).start()
+            ports.thread(self._await_origin, "godwit-orphan").start()
         else:
             self._handle(OriginLost())
 
     def _await_origin(self) -> None:
-        pause = threading.Event()
+        pause = ports.event()
         while self.orphaned and not self._port.stopping():
             if ask_outcome(self._port, self.origin, self._seat.instance.name, f"{self.id}/0") != "away":
                 self.drop_copies()
@@ -353,10 +353,10 @@ class Receiver:
 
     def ask(self, step: int) -> None:
         """The origin's log knows. It may be restarting: ask until it answers, in a thread of its own."""
-        threading.Thread(target=self._asking, args=(step,), name="godwit-ask", daemon=True).start()
+        ports.thread(self._asking, "godwit-ask", (step,)).start()
 
     def _asking(self, step: int) -> None:
-        pause = threading.Event()
+        pause = ports.event()
         while not self._port.stopping():
             outcome = ask_outcome(self._port, self.origin, self._seat.instance.name, f"{self.id}/{step}")
             if outcome in ("released", "kept"):
@@ -375,7 +375,7 @@ def ask_outcome(port: Port, origin: str, operator: str, step: str) -> str:
     lease = read_lease(directory)
     if lease is None or lease.incarnation != port.incarnation:
         return "away"
-    client = Client(lease.address, port.token)
+    client = line.connect(lease.address, port.token)
     try:
         return str(client.call("outcome", timeout_s=5.0, operator=operator, step=step)["outcome"])
     except GodwitError:

@@ -6,12 +6,12 @@ whatever goes wrong before it is no more than lost time; after it the heirs fini
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, from_json
 from godwit.model.ownership import Ownership
 from godwit.model.units import Unit, Units
@@ -119,7 +119,7 @@ def _ask_to_inherit(heir: str, share: Mapping[str, Units], timers: Mapping[str, 
 
 def _prepared(heir: str, estate: Estate, ask: Ask) -> dict[str, Any]:
     """Until it has. One that does not come on is not waited for: the lost host can always be started instead."""
-    told, since_s = -1, time.monotonic()
+    told, since_s = -1, ports.now_s()
     while True:
         answer = ask(heir, "inheritance", name=estate.name, wait_s=WAIT_S)
         if answer["state"] == "prepared":
@@ -127,8 +127,8 @@ def _prepared(heir: str, estate: Estate, ask: Ask) -> dict[str, Any]:
         if answer["state"] == "failed":
             raise from_json(answer["reason"])
         if answer["bytes"] > told:
-            told, since_s = answer["bytes"], time.monotonic()
-        elif time.monotonic() > since_s + STUCK_S:
+            told, since_s = answer["bytes"], ports.now_s()
+        elif ports.now_s() > since_s + STUCK_S:
             raise HostUnavailable(f"{heir} has not come on for {STUCK_S:.0f} s", host=heir)
 
 

@@ -7,13 +7,13 @@ the task goes on waiting. Which task has to leave is not decided here.
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable
-from godwit.transport.flight import Client
+from godwit.transport import line
 
 FOR_LEASE_S: Final = 0.3  # a host that finds a slot at once is back by then, or nearly so
 FOR_ANSWER_S: Final = 1.0  # a host may take that long for a chunk; one that waits for a lost host takes longer
@@ -34,7 +34,7 @@ class Room:
 
     def ask(self) -> None:
         """Tell the driver that this task waits."""
-        client = Client(self.controller, self.token, CONNECT_S)
+        client = line.connect(self.controller, self.token, CONNECT_S)
         try:
             with suppress(GodwitError):  # the driver is gone or busy: who waits goes on waiting
                 self.left = bool(client.call("waits", timeout_s=CALL_S, attempt=self.attempt)["leave"])
@@ -54,14 +54,14 @@ class Asks:
 
     def __init__(self, room: Room, after_s: float) -> None:
         self.room = room
-        self._due_s = time.monotonic() + after_s
+        self._due_s = ports.now_s() + after_s
         self._pause_s = PAUSE_S
 
     def look(self) -> bool:
         """Whether the task is to end; asks if it is time."""
         room = self.room
-        if not room.left and room.controller and room.attempt is not None and time.monotonic() >= self._due_s:
+        if not room.left and room.controller and room.attempt is not None and ports.now_s() >= self._due_s:
             room.ask()
-            self._due_s = time.monotonic() + self._pause_s
+            self._due_s = ports.now_s() + self._pause_s
             self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
         return room.left

@@ -10,7 +10,6 @@ that is still on its way to, or back from, an older owner.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, NullKey
 from godwit.runtime.lanes import Window, windows
 from godwit.runtime.link_pieces import Piece
@@ -99,7 +99,7 @@ class Router:
         self._links.open(piece.host for piece in pieces)  # the table may have learnt of further hosts
         for piece in pieces:
             self._links.send(piece)
-        self._sent.append((window, pieces, time.monotonic()))
+        self._sent.append((window, pieces, ports.now_s()))
 
     def _split(self, batch: pa.RecordBatch, hashes: Index) -> Iterator[tuple[str, pa.RecordBatch]]:
         if len(self._table.hosts) == 1:
@@ -136,7 +136,7 @@ class Router:
         while len(self._sent) > (0 if self._rounds.learnt else left):
             window, pieces, sent_s = self._sent.popleft()
             outputs = self._rounds.see_through(window.lane, pieces)
-            self._pace.answered(len(window.rows), sent_s, time.monotonic())
+            self._pace.answered(len(window.rows), sent_s, ports.now_s())
             yield from _ordered(outputs)
         if not self._sent:
             self._rounds.learnt = False

@@ -6,7 +6,6 @@ refusal teaches the table. It never decides who owns a key, only whom to ask nex
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import HostUnavailable
 from godwit.runtime.link_pieces import Piece, by_row, hashes_of
 from godwit.runtime.route import Route
@@ -185,7 +185,7 @@ class _Pauses:
         self._rounds += 1
         if free and self._rounds < ROUNDS_FREE:
             return False
-        time.sleep(self._pause_s)
+        ports.sleep(self._pause_s)
         self._left_s -= self._pause_s
         self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
         return self._left_s < 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from godwit import ports
 from godwit.migration.events import Event
 from godwit.model.units import Units
 from godwit.runtime.gauges import Gauges
@@ -32,8 +32,8 @@ class Seat:
     """`changed` is signalled whenever the instance's ownership has changed; it holds the lock of the seat."""
 
     instance: Instance
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    changed: threading.Condition = field(init=False)
+    lock: ports.Lock = field(default_factory=ports.lock)
+    changed: ports.Condition = field(init=False)
     told: list[Callable[[Event], None]] = field(default_factory=list)  # movers: told when a batch begins
     wanted: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: told what rows wait for
     staging: dict[str, Units] = field(default_factory=dict)  # by migration: of what it has copies here
@@ -55,7 +55,7 @@ class Seat:
         return [[round(stall.waited_ms, 3), stall.rows] for stall in list(self.stalls) if stall.at_ms >= since_ms]
 
     def __post_init__(self) -> None:
-        self.changed = threading.Condition(self.lock)
+        self.changed = ports.condition(self.lock)
         self.instance.hot = self.gauges.hot if self.gauges.on else None
 
     def status(self) -> dict[str, Any]:

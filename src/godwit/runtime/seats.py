@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import DefinitionError, InvariantBroken, UnsupportedQuery
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
@@ -56,7 +56,7 @@ class Seats:
         self._memory_max_bytes = memory_max_bytes
         self._named: dict[str, Seat] = {}
         self._operators: dict[str, Operator] = {}
-        self._admin = threading.Lock()
+        self._admin = ports.lock()
 
     def __iter__(self) -> Iterator[Seat]:
         return iter(list(self._named.values()))

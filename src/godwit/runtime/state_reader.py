@@ -8,13 +8,13 @@ between two owners is waited for: that takes milliseconds.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
+from godwit import ports
 from godwit.errors import HostUnavailable, from_json
 from godwit.model.ownership import Ownership, Stand
 from godwit.runtime.export import rows_of_state
@@ -23,7 +23,8 @@ from godwit.runtime.room import FOR_LEASE_S, Asks, Room
 from godwit.runtime.spec import OperatorSpec
 from godwit.runtime.tables import read_routing
 from godwit.state.keys import KeyCodec
-from godwit.transport.flight import GONE, Client
+from godwit.transport import line
+from godwit.transport.flight import GONE
 
 OWNED: Final = frozenset((Stand.MINE, Stand.LENT, Stand.CUT))
 PAUSE_S: Final = 0.02
@@ -48,7 +49,7 @@ class StateReader:
         """Rows of the keys of these groups, with the hosts that own them, and their epochs. `attempt`: the Spark task's."""
         host, groups = self.parts[position]
         wanted = _Wanted(set(groups))
-        deadline_s = time.monotonic() + self.patience_s
+        deadline_s = ports.now_s() + self.patience_s
         asked = [host]
         asks = Asks(Room(self.controller, self.token, attempt), FOR_LEASE_S)
         while wanted:
@@ -59,14 +60,14 @@ class StateReader:
                 self._check_may_come(wanted, deadline_s)
                 if asks.look():
                     asks.room.check()
-                time.sleep(PAUSE_S)
+                ports.sleep(PAUSE_S)
                 asked = self._others(host)
 
     def _check_owner(self) -> None:
         check_owner(self.checkpoint, self.incarnation)
 
     def _check_may_come(self, wanted: _Wanted, deadline_s: float) -> None:
-        if time.monotonic() > deadline_s:
+        if ports.now_s() > deadline_s:
             raise HostUnavailable(
                 f"nobody serves {wanted} after {self.patience_s:g} s",
                 todo="Look at flock.status() and flock.history()",
@@ -108,7 +109,7 @@ class StateReader:
         lease = read_lease(host_directory(self.checkpoint, host))
         if lease is None:
             return None
-        client = Client(lease.address, self.token)
+        client = line.connect(lease.address, self.token)
         try:
             schema, batches = client.fetch(operator=self.spec.name, committed_batch=self.committed_batch)
             changes = list(batches)

@@ -7,10 +7,10 @@ long as it fails the log grows, `status()` says why, and the host goes on servin
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from godwit import ports
 from godwit.errors import Bug, GodwitError
 from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
@@ -27,9 +27,9 @@ class Upkeep:
         self._log = log
         self._settled = settled
         self._compactor = Compactor(log.generation)
-        self._merging = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="godwit-upkeep", daemon=True)
+        self._merging = ports.lock()
+        self._stop = ports.event()
+        self._thread = ports.thread(self._run, "godwit-upkeep")
         self.failure: GodwitError | None = None
 
     def start(self) -> None:

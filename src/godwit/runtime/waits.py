@@ -8,14 +8,13 @@ a lost one: so the driver is asked, too, whether that one needs the task slot of
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from godwit import ports
 from godwit.runtime.leases import Lease, read_lease
 from godwit.runtime.room import FOR_ANSWER_S, Asks, Room
 
@@ -35,9 +34,9 @@ class Waits:
     """One thread for all that wait in a process; it begins with the first."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ports.lock()
         self._waits: dict[int, _Wait] = {}  # by thread
-        self._asking: threading.Thread | None = None
+        self._asking: ports.Thread | None = None
 
     @contextmanager
     def over(
@@ -47,12 +46,12 @@ class Waits:
 
         `room`: of the Spark task that waits, if it is one.
         """
-        me = threading.get_ident()
-        wait = _Wait(directory, lease, cancel, time.monotonic(), None if room is None else Asks(room, FOR_ANSWER_S))
+        me = ports.thread_id()
+        wait = _Wait(directory, lease, cancel, ports.now_s(), None if room is None else Asks(room, FOR_ANSWER_S))
         with self._lock:
             self._waits[me] = wait
             if self._asking is None:
-                self._asking = threading.Thread(target=self._run, name="godwit-waits", daemon=True)
+                self._asking = ports.thread(self._run, "godwit-waits")
                 self._asking.start()
         try:
             yield
@@ -61,9 +60,9 @@ class Waits:
                 del self._waits[me]
 
     def _run(self) -> None:
-        pause = threading.Event()
+        pause = ports.event()
         while not pause.wait(ASK_S):
-            now_s = time.monotonic()
+            now_s = ports.now_s()
             with self._lock:
                 long = [wait for wait in self._waits.values() if now_s - wait.since_s > ASK_S]
             for wait in long:
@@ -77,4 +76,6 @@ def _in_vain(wait: _Wait) -> bool:
     return False
 
 
-WAITS: Final = Waits()
+def waits() -> Waits:
+    """The process's own."""
+    return ports.of_process(Waits)

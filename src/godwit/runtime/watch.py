@@ -12,13 +12,12 @@ assignment; a call that hangs is noticed up to two looks late.
 from __future__ import annotations
 
 import ctypes
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from godwit import ports
 from godwit.errors import ProcessorTimeout
 
 LOOK_S = 0.2
@@ -47,10 +46,10 @@ class Watch:
 
     def __init__(self, give_up: Callable[[ProcessorTimeout], None]) -> None:
         self._calls: dict[int, _Call] = {}
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._lock = ports.lock()
+        self._stop = ports.event()
         self._give_up = give_up
-        self._thread = threading.Thread(target=self._run, name="godwit-watch", daemon=True)
+        self._thread = ports.thread(self._run, "godwit-watch")
 
     def start(self) -> None:
         self._thread.start()
@@ -64,7 +63,7 @@ class Watch:
         self, timeout_s: float, describe: Callable[[], dict[str, Any]], count: Callable[[], int] = lambda: 0
     ) -> Iterator[None]:
         """Watch what this thread does from here on. `count` gives another number whenever a further call has begun."""
-        call = _Call(threading.get_ident(), time.monotonic(), timeout_s, describe, count, count())
+        call = _Call(ports.thread_id(), ports.now_s(), timeout_s, describe, count, count())
         with self._lock:
             self._calls[call.thread] = call
         try:
@@ -83,9 +82,9 @@ class Watch:
             self._calls.pop(call.thread, None)
         if not call.interrupted:
             return
-        deadline = time.monotonic() + INTERRUPT_S
-        while time.monotonic() < deadline:  # it is on its way: take it here, not in the middle of our own work
-            time.sleep(0.001)
+        deadline = ports.now_s() + INTERRUPT_S
+        while ports.now_s() < deadline:  # it is on its way: take it here, not in the middle of our own work
+            ports.sleep(0.001)
         raise _Hang
 
     def _end_quietly(self, call: _Call) -> None:
@@ -101,7 +100,7 @@ class Watch:
                     self._look(call)
 
     def _look(self, call: _Call) -> None:
-        counted, now = call.count(), time.monotonic()  # in this order: a call seen first has not begun later than now
+        counted, now = call.count(), ports.now_s()  # in this order: a call seen first has not begun later than now
         if counted != call.counted and not call.interrupted:
             call.counted, call.since = counted, now
         elif now - call.since > call.timeout_s:

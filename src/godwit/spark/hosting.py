@@ -17,7 +17,7 @@ from godwit.runtime.controller import Controller
 from godwit.runtime.host import Host, HostConfig
 from godwit.runtime.leases import check_owner, drop_lease, host_directory, read_lease, write_failure
 from godwit.spark.slots import Slots
-from godwit.transport.flight import Client
+from godwit.transport import line
 
 START_TIMEOUT_S = 120.0
 TAKEOVER_S = 600.0  # others may have much to read
@@ -53,7 +53,7 @@ def _taken_over(config: HostConfig) -> bool:
     task = TaskContext.get()
     if task is None or task.attemptNumber() == 0:
         return False
-    client = Client(config.controller, config.token)
+    client = line.connect(config.controller, config.token)
     try:
         return bool(client.call("lost", timeout_s=TAKEOVER_S, host=config.host)["taken_over"])
     finally:
@@ -61,7 +61,7 @@ def _taken_over(config: HostConfig) -> bool:
 
 
 def _tell(config: HostConfig, error: GodwitError, generation: int) -> None:
-    client = Client(config.controller, config.token)
+    client = line.connect(config.controller, config.token)
     try:
         client.call("failed", timeout_s=5.0, host=config.host, generation=generation, error=error.to_json())
     except HostUnavailable:
@@ -283,7 +283,7 @@ class Hosts:
         self.stop(self.names())
 
     def _tell_to_stop(self, address: str) -> None:
-        client = Client(address, self._token)
+        client = line.connect(address, self._token)
         try:
             client.call("stop", timeout_s=5.0)
         except GodwitError:
@@ -309,7 +309,7 @@ class Hosts:
         registered = self._controller.hosts().get(host)
         if registered is None:
             raise HostUnavailable(f"{host} is not serving", host=host)
-        client = Client(registered.address, self._token)
+        client = line.connect(registered.address, self._token)
         try:
             return client.call(action, **fields)
         finally:

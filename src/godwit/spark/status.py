@@ -11,7 +11,7 @@ from godwit.runtime.controller import Controller
 from godwit.spark.home import Home
 from godwit.spark.hosting import HostJob
 from godwit.spark.owners import Owners
-from godwit.transport.flight import Client
+from godwit.transport import line
 
 
 def flock_status(
@@ -43,7 +43,7 @@ def _ask(controller: Controller, name: str, token: str) -> dict[str, Any]:
     failure = controller.failure(name)
     if registered is None:
         return {"state": "starting", "error": str(failure) if failure else None}
-    client = Client(registered.address, token)
+    client = line.connect(registered.address, token)
     try:
         report = client.call("status", timeout_s=5.0)
     except GodwitError as error:

@@ -20,6 +20,7 @@ from godwit.errors import GodwitError
 from godwit.runtime.leases import host_directory, read_lease
 from godwit.runtime.route import Route
 from godwit.spark.home import read_roster
+from godwit.transport import line
 from godwit.transport.flight import Client
 
 FORMAT: Final = "godwit-timers"
@@ -78,7 +79,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         client = self._clients.get(lease.address)
         if client is None:
-            client = self._clients[lease.address] = Client(lease.address, self._token)
+            client = self._clients[lease.address] = line.connect(lease.address, self._token)
         try:
             asked = {"operator": self._operator, "until_ms": self._until_ms}
             return bool(client.call("timers_due", timeout_s=5.0, **asked)["due"])

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from threading import Condition, Lock
 from typing import Final, NamedTuple, Self
 
+from godwit import ports
 from godwit.errors import CheckpointCorrupt, CheckpointUnusable, GodwitError, InvariantBroken
 from godwit.state.fencing import Fence
 from godwit.state.frames import FILE_HEADER, Body, Draft, Info, Part
@@ -70,7 +70,7 @@ class Changelog:
         self._recovered = recovered
         self._standing = recovered.standing
         self._segment_bytes_max = segment_bytes_max
-        self._changed = Condition(Lock())
+        self._changed = ports.condition(ports.lock())
         self._failure: GodwitError | None = None
         # What stands in line.
         self._next_lsn = recovered.next_lsn

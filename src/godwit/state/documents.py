@@ -5,12 +5,12 @@ Decides how such a file gets its content. It must not know what that means.
 
 from __future__ import annotations
 
-import os
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from godwit import ports
 from godwit.state.damage import unusable
 from godwit.state.segments import sync_directory
 
@@ -25,7 +25,7 @@ def replace_document(path: Path, content: str | bytes) -> None:
         with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
+            ports.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:

@@ -20,9 +20,9 @@ import re
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
+from godwit import ports
 from godwit.state.damage import stale, unusable
 from godwit.state.mounts import mount_of
 from godwit.state.segments import FileName, list_names
@@ -32,7 +32,7 @@ _MARK: Final = "mark"
 _ATTEMPTS: Final = 4
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
-_proving = Lock()  # several threads of a host prove the same token, each for its own writes
+_proving = ports.lock()  # several threads of a host prove the same token, each for its own writes
 
 
 def claim(directory: Path) -> int:

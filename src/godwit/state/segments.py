@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from godwit import ports
 from godwit.state.damage import unusable
 from godwit.state.frames import FILE_HEADER, Body
 
@@ -90,7 +91,7 @@ class FileWriter:
 
     def sync(self) -> None:
         try:
-            os.fsync(self._fd)
+            ports.fsync(self._fd)
         except OSError as error:
             raise unusable("sync", self.path, error) from error
 
@@ -105,7 +106,7 @@ def _write_all(fd: int, views: Sequence[memoryview]) -> int:
     """Write every byte, however little of it the system takes at once."""
     total = left = sum(map(len, views))
     while left:
-        written = os.writev(fd, views)
+        written = ports.writev(fd, views)
         if written == 0:
             raise OSError(errno.EIO, "nothing could be written")
         left -= written
@@ -151,7 +152,7 @@ def sync_path(path: Path, tolerated: Sequence[int] = ()) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            ports.fsync(fd)
         finally:
             os.close(fd)
     except OSError as error:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
+from godwit import ports
 from godwit.errors import GodwitError, InvariantBroken
 from godwit.state.fencing import Fence
 from godwit.state.frames import BLOCK_BYTES, Draft
@@ -62,7 +62,7 @@ class Compactor:
         self._round_bytes = round_bytes
         self._slice_bytes = slice_bytes
         self._on_step = on_step
-        self._alone = Lock()
+        self._alone = ports.lock()
 
     def compact(self, directory: Path, sealed: Sequence[Path], settled: Mapping[str, int]) -> None:
         """Merge these segments, the oldest there are; of an operator, the batches up to its settled one."""

@@ -6,13 +6,13 @@ Knows nothing of operators or state: a service hands in its actions and its exch
 from __future__ import annotations
 
 import hmac
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from godwit import ports
 from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, MalformedRequest, WrongToken
 from godwit.transport import wire
 
@@ -102,7 +102,7 @@ class Service(flight.FlightServerBase):
 
     def stop(self, grace_s: float) -> bool:
         """Shut down; False when a call still runs after the grace and had to be left to the process's end."""
-        thread = threading.Thread(target=self.shutdown, name="godwit-shutdown", daemon=True)
+        thread = ports.thread(self.shutdown, "godwit-shutdown")
         thread.start()
         thread.join(grace_s)
         return not thread.is_alive()
