@@ -1,192 +1,159 @@
-"""The checkers: I1 to I7 of DESIGN 3, looked at with every step that could break them. They see all hosts at once."""
+"""What must hold (I1-I7 of DESIGN 3), as a user sees it: outputs that are committed, state in the end, who owns what.
+
+What an operator should have put out is computed here from its committed inputs, batch by batch: first the timers that are due,
+then the rows that are not late. How rows of several lanes interleave is nobody's promise, so it is taken from the outputs.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from godwit.model.ownership import Ownership, Stand
-from tests.sim.disk import Disk, Row
-from tests.sim.world import Breach, World
+import pyarrow as pa
 
-if TYPE_CHECKING:
-    from tests.sim.host import Host
-    from tests.sim.query import Query
-    from tests.sim.router import Task
+from godwit.runtime.spec import OperatorSpec
+from godwit.state.codec import compile_codec
+from tests.sim.flock import Flock
+from tests.sim.kernel import Breach
+from tests.sim.operators import NONE, Bells
+from tests.sim.query import Committed, Output, Row, route_hash
+
+_STATE = compile_codec(pa.schema(list(Bells.state.items())))
+
+
+class EventTime:
+    """Spark's watermark: rows up to `late_ms`, that of the batch before, are late, and timers fire up to it."""
+
+    def __init__(self, spec: OperatorSpec) -> None:
+        self._delay_ms, self._lead = spec.delay_ms, max if spec.watermark_policy == "max" else min
+        self._lanes: dict[int, int] = {}
+        self._watermark_ms = 0
+        self.late_ms = 0
+
+    def next_batch(self, inputs: dict[int, list[Row]]) -> None:
+        for lane, rows in inputs.items():
+            if rows:
+                self._lanes[lane] = max(self._lanes.get(lane, 0), *(at_ms for _, _, at_ms in rows))
+        self.late_ms = self._watermark_ms
+        lead_ms = self._lead(self._lanes.values(), default=0)
+        self._watermark_ms = max(self._watermark_ms, lead_ms - self._delay_ms)
 
 
 class Checks:
-    def __init__(self, world: World, keys: list[int], batches: list[list[list[int]]]) -> None:
-        self.world = world
-        self.keys = sorted(keys)
-        self.disks: dict[str, Disk] = {}
-        self.protocols: dict[str, str] = {}  # migration -> protocol, for all that have begun
-        self.outcomes: dict[str, tuple[int, int, str]] = {}
-        self._batches = batches
-        self._answers: dict[Row, int] = {}  # what routers were told
-        self._answered: Counter[int] = Counter()  # key -> how many of its rows were answered
-        self._emitted: Counter[int] = Counter()  # key -> outputs committed
-        self.committed_batches = 0
-        self._durable: dict[str, tuple[dict[str, Any], Ownership]] = {}  # as written, as read
-        self._owned: dict[int, tuple[Ownership, int, frozenset[int]]] = {}
+    """Of one operator."""
 
-    # -- with every row ----------------------------------------------------------------------------------------------
+    def __init__(self, flock: Flock, spec: OperatorSpec, keys: list[int]) -> None:
+        self._flock, self._spec, self._operator, self._keys = flock, spec, spec.name, keys
+        self._time = EventTime(spec)
+        self._counts = dict.fromkeys(keys, 0)  # rows whose outputs are committed
+        self._rings = dict.fromkeys(keys, 0)  # timers
+        self._timers: dict[int, set[int]] = {key: set() for key in keys}  # that are to fire
+        self._versions: dict[str, Any] = {}
 
-    def applied(self, host: Host, row: Row, key: int, before: tuple[Row, ...]) -> None:
-        for other in self.world.hosts.values():
-            if other is not None and other is not host and key in self._mine(other.own):
-                raise Breach("I1", f"{host.name} and {other.name} both apply key {key}")
-        if row in before:
-            raise Breach("I2", f"{host.name} applies row {row} of key {key} twice: {before}")
-        later = [done for done in before if done[0] > row[0] or (done[:2] == row[:2] and done[2] > row[2])]
-        if later:
-            raise Breach("I3", f"{host.name} applies row {row} of key {key} after {later[0]}")
-        if len(before) < self._answered[key]:
-            raise Breach("I2", f"{host.name} has {len(before)} rows of key {key}; {self._answered[key]} were answered")
-
-    def answered(self, batch: int, lane: int, outputs: dict[int, int]) -> None:
-        for number, count in outputs.items():
-            row = (batch, lane, number)
-            before = self._answers.setdefault(row, count)
-            if before != count:
-                raise Breach("I2", f"row {row} was answered {before}, now {count}")
-            key = self._batches[batch][lane][number]
-            self._answered[key] = max(self._answered[key], count)
-
-    def begun(self, batch: int) -> None:
-        if batch > self.committed_batches:
-            raise Breach("I5", f"batch {batch} begins, but only {self.committed_batches} are committed")
-
-    def fenced(self, task: Task, query: Query) -> None:
-        if (task.run, task.batch) == (query.run, query.batch) and task.batch >= self.committed_batches:
-            raise Breach("I6", f"{task.name} was fenced, though it is the newest run of the batch in progress")
-
-    # -- with every change of what is owned --------------------------------------------------------------------------
+    # -- with every turn ---------------------------------------------------------------------------------------------
 
     def owners(self) -> None:
-        """At most one host owns a key, or would after a restart; and one does, or has let go and is telling who does."""
-        hosts = self.world.hosts
-        by_host = {name: self._mine(self.durable(name)) for name in self.disks}
-        for name, host in hosts.items():
-            if host is not None:
-                by_host[name] = by_host[name] | self._mine(host.own)
-        for key in self.keys:
-            who = [name for name, mine in by_host.items() if key in mine]
-            if len(who) > 1:
-                raise Breach("I1", f"key {key} is owned by {' and '.join(who)}")
-            if not who and self._holder(key, {name: self.durable(name) for name in self.disks}) is None:
-                raise Breach("I6", f"key {key} is owned by nobody")
-            if who and hosts[who[0]] is not None:
-                self._hints(key, hosts[who[0]])
-
-    def _mine(self, own: Ownership) -> frozenset[int]:
-        """The keys that are owned so; looked at again only when that has changed."""
-        known = self._owned.get(id(own))
-        if known is None or known[0] is not own or known[1] != own.version:
-            mine = frozenset(key for key in self.keys if own.of(key).stand is Stand.MINE)
-            known = self._owned[id(own)] = (own, own.version, mine)
-        return known[2]
-
-    def _hints(self, key: int, owner: Host) -> None:
-        """A hint is from the past: its epoch is less than the owner's, or it names the owner. So following hints ends."""
-        epoch = owner.own.of(key).epoch
-        for host in self.world.hosts.values():
-            if host is None or host is owner:
-                continue
-            hint = host.own.of(key)
-            if hint.epoch > epoch or (hint.epoch == epoch and hint.peer != owner.name):
-                raise Breach("I6", f"{host.name} says of key {key}: {hint}, but {owner.name} owns it in epoch {epoch}")
-
-    def durable(self, name: str) -> Ownership:
-        """What the host would own after a crash now."""
-        own = self.disks[name].image.own
-        known = self._durable.get(name)
-        if known is None or known[0] is not own:
-            known = self._durable[name] = (own, Ownership.from_dict(name, own))
-        return known[1]
-
-    def _holder(self, key: int, durable: dict[str, Ownership]) -> str | None:
-        """Who has the key's state for sure: its owner, or while it changes hands, who has let go of it last."""
-        group = key % len(next(iter(durable.values())).groups)
-        best: tuple[int, str] | None = None
-        for name, own in durable.items():
-            share = own.of(key)
-            if share.stand is Stand.MINE:
-                return name
-            let_go = any(
-                key in out.units.keys or (group in out.units.groups and key not in own.keys)
-                for out in own.outgoing.values()
-            )
-            if let_go and (best is None or share.epoch > best[0]):
-                best = (share.epoch, name)
-        return best[1] if best is not None else None
+        """I1: no key is owned by two hosts. Looked at whenever a host has changed its mind about what it owns."""
+        versions = {}
+        for host in self._flock.up():
+            own = self._flock.ownership(host, self._operator)
+            versions[host] = (id(own), 0 if own is None else own.version)
+        if versions == self._versions:
+            return
+        self._versions = versions
+        for key in self._keys:
+            owners = [host for host in self._flock.owners(self._operator, route_hash(key)) if host in versions]
+            if len(owners) > 1:
+                raise Breach("I1", f"{self._operator}: key {key} is owned by {' and '.join(owners)}")
 
     # -- with every batch --------------------------------------------------------------------------------------------
 
-    def committed(self, batch: int, lanes: dict[int, list[tuple[int, int, int]]]) -> None:
+    def committed(self, committed: Committed, now_ms: int) -> None:
+        """I2, I3: every timer that is due and every row has given its output once, in order, from the state it should see."""
+        where = f"{self._operator}, batch {committed.batch}"
+        rows, timers = {}, []
+        for lane, outputs in committed.outputs.items():
+            fired = [row for row in outputs if row["fires_ms"] != NONE]
+            if outputs[: len(fired)] != fired:
+                raise Breach("I3", f"{where}, lane {lane}: rows leave before timers")
+            rows[lane] = outputs[len(fired) :]
+            timers += fired
+        self._check_timers(where, timers, committed, now_ms)
+        self._check_rows(where, rows, committed.inputs)
+        for row in (*timers, *(row for outputs in rows.values() for row in outputs)):
+            if row["sets_ms"] != NONE:
+                self._timers[row["key"]].add(row["sets_ms"])
+        self._time.next_batch(committed.inputs)
+
+    def _check_timers(self, where: str, fired: list[Output], committed: Committed, now_ms: int) -> None:
+        """A timer fires in the first batch in which it is due and a lane has rows, before any row of its key is applied."""
+        found = Counter((row["key"], row["fires_ms"]) for row in fired)
+        pending = {(key, at_ms) for key, timers in self._timers.items() for at_ms in timers}
+        first_ms, last_ms = self._due_ms(committed, now_ms)
+        if wrong := [
+            timer for timer, times in found.items() if times > 1 or timer not in pending or timer[1] > last_ms
+        ]:
+            raise Breach("I2", f"{where}: timers {wrong} fired twice, without having been set, or before {last_ms}")
+        if missed := [timer for timer in pending - found.keys() if timer[1] <= first_ms]:
+            raise Breach("I2", f"{where}: timers {missed} are due by {first_ms} and did not fire")
+        for row in sorted(fired, key=lambda row: row["fires_ms"]):
+            key = row["key"]
+            self._rings[key] += 1
+            self._timers[key].remove(row["fires_ms"])
+            if (row["count"], row["rings"]) != (self._counts[key], self._rings[key]):
+                raise Breach("I2", f"{where}: {row} saw another state than {self._counts[key]}, {self._rings[key]}")
+
+    def _due_ms(self, committed: Committed, now_ms: int) -> tuple[int, int]:
+        """Up to when timers must have fired, and up to when they may. Hosts read their clocks when they begin the batch."""
+        if not any(committed.inputs.values()):
+            return 0, 0
+        by_event = self._spec.time_mode == "eventTime"
+        return (self._time.late_ms, self._time.late_ms) if by_event else (committed.began_ms, now_ms)
+
+    def _check_rows(self, where: str, lanes: dict[int, list[Output]], inputs: dict[int, list[Row]]) -> None:
         counts: dict[int, list[int]] = {}
         for lane, outputs in lanes.items():
-            if [number for number, _, _ in outputs] != list(range(len(self._batches[batch][lane]))):
-                raise Breach("I2", f"batch {batch}, lane {lane}: outputs are not in row order, each once: {outputs}")
+            if [(row["key"], row["n"], row["at"]) for row in outputs] != self._in_time(inputs[lane]):
+                raise Breach("I2", f"{where}, lane {lane}: outputs are not those of its rows, each once, in order")
             last: dict[int, int] = {}
-            for _, key, count in outputs:
+            for row in outputs:
+                key, count = row["key"], row["count"]
                 if count <= last.get(key, 0):
-                    raise Breach("I3", f"batch {batch}, lane {lane}: key {key} emits {count} after {last[key]}")
+                    raise Breach("I3", f"{where}, lane {lane}: key {key} emits {count} after {last[key]}")
+                if row["rings"] != self._rings[key]:
+                    raise Breach("I2", f"{where}, lane {lane}: {row} saw other timers than {self._rings[key]}")
                 last[key] = count
                 counts.setdefault(key, []).append(count)
         for key, found in counts.items():
-            first = self._emitted[key] + 1
+            first = self._counts[key] + 1
             if sorted(found) != list(range(first, first + len(found))):
-                raise Breach("I2", f"batch {batch}: key {key} emits {sorted(found)}, {first} is next")
-            self._emitted[key] += len(found)
-        self.committed_batches = batch + 1
-        self.kept()
+                raise Breach("I2", f"{where}: key {key} emits {sorted(found)}, {first} is next")
+            self._counts[key] += len(found)
 
-    def kept(self) -> None:
-        """Every committed row is in the durable state of who holds its key (I5)."""
-        durable = {name: self.durable(name) for name in self.disks}
-        for key in self.keys:
-            holder = self._holder(key, durable)
-            rows = self.disks[holder].image.state.get(key, ()) if holder is not None else ()
-            found = sum(row[0] < self.committed_batches for row in rows)
-            if found != self._emitted[key]:
-                what = f"{found} of {self._emitted[key]} committed rows of key {key}"
-                raise Breach("I5", f"{holder} has {what} in its durable state")
+    def _in_time(self, rows: list[Row]) -> list[Row]:
+        by_event = self._spec.time_mode == "eventTime"
+        return [row for row in rows if row[2] > self._time.late_ms] if by_event else rows
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
-    def ended(self, migration: str, done: int, dropped: int, reason: str) -> None:
-        self.outcomes[migration] = (done, dropped, reason)
+    def at_the_end(self) -> None:
+        """I4, I5: state is as without moves. I6: nothing else is left."""
+        for key in self._keys:
+            owners = self._flock.owners(self._operator, route_hash(key))
+            if len(owners) != 1:
+                raise Breach("I6", f"{self._operator}: key {key} is owned by {owners}")
+            state, wanted = (
+                self._state(owners[0], key),
+                (self._counts[key], self._rings[key], sorted(self._timers[key])),
+            )
+            if state != wanted:
+                raise Breach("I4", f"{self._operator}: key {key} ends with {state} at {owners[0]}, not {wanted}")
+            for host in self._flock.left():
+                if host != owners[0] and self._state(host, key) != (0, 0, []):
+                    raise Breach("I6", f"{self._operator}: {host} has a copy of key {key}, which it does not own")
 
-    def at_the_end(self, expected: dict[int, list[Row]]) -> None:
-        self.owners()
-        self.kept()
-        for name, host in self.world.hosts.items():
-            if host is None:
-                raise Breach("I6", f"{name} is down")
-            for stream in host.streams.values():
-                if any(chunk.left for chunk in stream.chunks):
-                    raise Breach("I6", f"{name} holds rows")
-            for key in host.state:
-                if host.own.of(key).stand is not Stand.MINE:
-                    raise Breach("I6", f"{name} has a copy of key {key}, which it does not own")
-        for key in self.keys:
-            owner = next(host for host in self.world.hosts.values() if host.own.of(key).stand is Stand.MINE)
-            rows = owner.state.get(key, ())
-            if sorted(rows) != sorted(expected.get(key, [])):
-                raise Breach("I4", f"key {key} ends with {rows}, not {expected.get(key)}")
-        if not self.protocols and self.world.migration_messages:
-            raise Breach("I7", f"{self.world.migration_messages} messages, though nothing moves")
-
-    def unresolved(self) -> list[str]:
-        """What is still under way."""
-        found: list[Any] = []
-        for name, host in self.world.hosts.items():
-            if host is None:
-                found.append(f"{name} is down")
-                continue
-            found += [f"{name} moves {migration}" for migration in host.movers]
-            found += [f"{name} receives {migration}" for migration in host.receivers]
-            found += [f"{name} has let go of {step}" for step in host.own.outgoing]
-            found += [f"{name} has prepared {step}" for step in host.own.incoming]
-        return found
+    def _state(self, host: str, key: int) -> tuple[int, int, list[int]]:
+        state = self._flock.seat(host, self._operator).instance.state
+        payload = state.value_get(0, (key,))
+        count, rings = (0, 0) if payload is None else _STATE.decode(payload)
+        return count, rings, state.timer_list((key,))

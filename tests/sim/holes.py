@@ -1,101 +1,268 @@
-"""The known holes of published systems (and some of our own making), each behind a switch of the simulator.
+"""Known holes of published systems, and some that this product had: each is put back into the product's own code for a run.
 
-A switch makes the simulated host, router or disk do the wrong thing; the machines under test stay as they are. What finds
-the hole is an invariant, within a number of seeds that is small enough to be run each time.
+A hole replaces one method or another of the product's classes (or a line of a protocol's table); everything else stays as it
+is. What finds the hole is an invariant, within a number of seeds that is small enough to be run each time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
+from unittest.mock import patch
+
+from godwit.migration import target
+from godwit.migration.events import AbortHeard, ReleaseHeard
+from godwit.model.ownership import Outgoing, Ownership, Stand
+from godwit.model.units import Units
+from godwit.runtime.copies import Copies, scan
+from godwit.runtime.exchange import Exchange
+from godwit.runtime.following import Following
+from godwit.runtime.instance import Instance
+from godwit.runtime.luggage import Luggage
+from godwit.runtime.mover import Mover
+from godwit.runtime.moves import Moves
+from godwit.runtime.peer import Out
+from godwit.runtime.receiver import Receiver
+from godwit.runtime.router import Router
+from godwit.runtime.shares import selects
+
+Change = tuple[Any, str, Any]  # of a class or module: the name, and what stands there instead
+_holes: dict[str, Hole] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
     """`found_by`: the invariants of which one or another is broken first; `seeds`: within how many, from `first` on.
 
-    The rare ones need about a thousand seeds from anywhere; `first` spares every test run the way there.
+    `first` spares every test run the way to a rare one. `protocol`: the only one by which keys move.
     """
 
-    switches: frozenset[str]
+    name: str
     about: str
+    changes: Callable[[], Iterable[Change]]
     found_by: frozenset[str]
     seeds: int
-    protocol: str | None = None
-    first: int = 0
+    protocol: str | None
+    first: int
 
-    @property
-    def name(self) -> str:
-        return ", ".join(sorted(self.switches))
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for owner, name, instead in self.changes():
+                stack.enter_context(patch.object(owner, name, instead))
+            yield
 
 
-def _hole(switches: str, about: str, found_by: str, seeds: int, protocol: str | None = None, first: int = 0) -> Hole:
-    return Hole(frozenset(switches.split(", ")), about, frozenset(found_by.split()), seeds, protocol, first)
+def hole(
+    about: str, found_by: str, seeds: int = 60, protocol: str | None = None, first: int = 0
+) -> Callable[[Callable[[], Iterable[Change]]], Hole]:
+    def make(changes: Callable[[], Iterable[Change]]) -> Hole:
+        name = changes.__name__.replace("_", "-")
+        _holes[name] = Hole(name, about, changes, frozenset(found_by.split()), seeds, protocol, first)
+        return _holes[name]
+
+    return make
 
 
-HOLES = (
-    _hole(
-        "new route at once",
-        "the target applies a later row before the origin has drained earlier ones (fetch on demand, as published)",
-        "I3",
-        60,
-    ),
-    _hole(
-        "forget when shipped",
-        "a unit in flight is lost with a crash: the origin forgets it when it ships",
-        "I2 I4 I5",
-        60,
-    ),
-    _hole(
-        "copy and replay",
-        "state is shipped as of the start cut, and rows from before it are replayed as well: they count twice",
-        "I2 I5",
-        150,
-        "live",
-    ),
-    _hole("end overtakes", "the end marker is not in order with what is forwarded before it", "I2 I5", 60, "live"),
-    _hole("forwarding ends early", "the dual route is taken away before the end cut", "I2 I5", 60, "live"),
-    _hole("serve before all came", "the restore does not wait for the copy: a timer starts the target", "I1 I2 I5", 60),
-    _hole("ledger stays", "duplicates are told apart by what does not travel with the key", "I2", 60),
-    _hole("a lost connection serves", "the target decides by a timeout that it owns what it has prepared", "I1", 200),
-    _hole(
-        "a lost connection drops, forget when released",
-        "the target decides by a timeout that it owns nothing, and the origin has forgotten it already",
-        "I2 I5",
-        60,
-    ),
-    _hole("still applies", "the old owner is not fenced: it goes on after it has let go", "I1 I6", 60),
-    _hole(
-        "release before durable",
-        "the target is told before the record is durable: a restarted origin owns again",
-        "I1",
-        100,
-    ),
-    _hole(
-        "served is taken in again", "a restarted target takes a step that it has served for a new one", "I1 I2 I5", 150
-    ),
-    _hole("answer before durable", "outputs leave before what they come from is durable", "I2 I5", 100),
-    _hole(
-        "two hand-overs at once",
-        "a target takes part in a second hand-over of a unit before the first is resolved",
-        "I1 I2 I5 I6",
-        100,
-        first=330,
-    ),
-    _hole(
-        "resend at once",
-        "after a break later windows go again while an earlier row is still on its way round",
-        "I3",
-        100,
-        "fetch",
-        first=200,
-    ),
-    _hole(
-        "declined waits for a router",
-        "an origin that is a batch behind its target waits for a router, which waits for the rows that the target holds",
-        "I6",
-        50,
-        first=200,
-    ),
-    _hole("heirs wait to be told", "an heir that has prepared relies on the driver, which is gone", "I6", 40, first=60),
-    _hole("a will for one", "the will is written before all heirs have prepared", "I1 I2 I5 I6", 40, first=40),
+HOLES = _holes
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+class UnwrittenLog:
+    """A changelog whose writes nobody waits for."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def flush(self, lsn: int) -> None:
+        return
+
+    sync = flush
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+@hole(
+    "a router uses a new route while earlier rows of the key are on their way to the old owner (fetch, as published)",
+    "I3",
+    first=9,
 )
+def new_route_at_once() -> Iterable[Change]:
+    collect = Router._collect
+
+    def at_once(router: Router, left: int) -> Iterator[Any]:
+        router._rounds.learnt = False
+        for outputs in collect(router, left):
+            yield outputs
+            router._rounds.learnt = False
+
+    return [(Router, "_collect", at_once)]
+
+
+# -- the origin lets go ----------------------------------------------------------------------------------------------
+
+
+def _forget_all(mover: Mover, units: Units) -> None:
+    """As the origin does when the target has confirmed."""
+    ownership = mover._seat.instance.ownership
+    assert ownership is not None, "only instances with an ownership take part in migrations"
+    with mover._seat.lock:
+        mover._seat.instance.drop_keys(scan(mover._seat, selects(units, ownership)), settled=True)
+
+
+@hole("a unit in flight is lost with a crash: the origin forgets it when it has shipped it", "I2 I4 I5", first=0)
+def forget_when_shipped() -> Iterable[Change]:
+    send = Mover._send
+
+    def and_forget(mover: Mover, out: Out) -> None:
+        send(mover, out)
+        if out.kind == "rest":
+            _forget_all(mover, Units.from_dict(out.fields["units"]))
+
+    return [(Mover, "_send", and_forget)]
+
+
+@hole("the old owner goes on applying rows after the cut", "I1 I2 I3 I4 I6", first=6)
+def still_applies() -> Iterable[Change]:
+    stands = Instance.stands
+
+    def as_before_the_cut(instance: Instance, hashes: Any) -> Any:
+        found = stands(instance, hashes)
+        found[found == int(Stand.CUT)] = int(Stand.MINE)
+        return found
+
+    return [(Instance, "stands", as_before_the_cut)]
+
+
+@hole("ownership does not count its changes, so old word of it is taken for new", "I1 I2 I4 I6", first=1)
+def epochs_stay() -> Iterable[Change]:
+    def release(ownership: Ownership, step: str, units: Units, to: str) -> None:
+        ownership._change(units, {Stand.CUT}, Stand.AWAY, to)
+        ownership.outgoing[step] = Outgoing(units, to, {unit: ownership.share(unit).epoch for unit in units})
+
+    return [(Ownership, "release", release)]
+
+
+# -- copy and replay -------------------------------------------------------------------------------------------------
+
+
+class _Overtaking:
+    def __init__(self, mover: Mover) -> None:
+        self._line, self._send = mover._line, mover._send
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._line, name)
+
+    def put(self, item: Any) -> None:
+        self._send(item) if isinstance(item, Out) else self._line.put(item)
+
+
+@hole("rows are no longer forwarded once all is copied, before the end cut", "I2 I3 I4 I5", protocol="live", first=3)
+def forwarding_ends_early() -> Iterable[Change]:
+    applied = Following.applied
+
+    def while_copying(following: Following, *told: Any) -> None:
+        if following._frontier is not None:
+            applied(following, *told)
+
+    return [(Following, "applied", while_copying)]
+
+
+@hole("duplicates are told apart by what does not travel with the key", "I2 I3 I4", first=18)
+def ledger_stays() -> Iterable[Change]:
+    of_batch = Luggage.of_batch
+
+    def without_entries(luggage: Luggage, step: int, keys: Any, entries: Any) -> Iterator[Out]:
+        del entries
+        return of_batch(luggage, step, keys, ())
+
+    return [(Luggage, "of_batch", without_entries)]
+
+
+@hole(
+    "what keys held before the batch in progress does not travel: a new run reverts nothing of them", "I2 I4", first=2
+)
+def images_stay() -> Iterable[Change]:
+    return [(Copies, "committed", nothing)]
+
+
+# -- the target decides ----------------------------------------------------------------------------------------------
+
+
+def _table(lines: dict[Any, Any]) -> Change:
+    return target, "TABLE", {**target.TABLE, **lines}
+
+
+@hole(
+    "the target does not wait for all of a step that was released",
+    "I1 I2 I4 I5 I6",
+    protocol="live-unordered",
+    first=0,
+)
+def serve_before_all_came() -> Iterable[Change]:
+    return [_table({(target.Phase.ABSENT, ReleaseHeard): (target.Phase.SERVING, target.serve)})]
+
+
+@hole("the target decides that it owns what it has prepared when the connection is lost", "I1", first=100)
+def lost_connection_serves() -> Iterable[Change]:
+    def serve(receiver: Receiver, step: int) -> None:
+        receiver._handle(ReleaseHeard(step))
+
+    return [(Receiver, "ask", serve)]
+
+
+@hole(
+    "the target drops what it has prepared when the connection is lost, and the origin has forgotten it",
+    "I2 I4 I5 I6",
+    first=0,
+)
+def lost_connection_drops() -> Iterable[Change]:
+    release = Mover._release
+
+    def drop(receiver: Receiver, step: int) -> None:
+        receiver._handle(AbortHeard(step))
+
+    def and_forget(mover: Mover, step: int, units: Units) -> None:
+        release(mover, step, units)
+        _forget_all(mover, units)
+
+    return [(Receiver, "ask", drop), (Mover, "_release", and_forget)]
+
+
+@hole("a target takes a step that it has served for a new one", "I1 I2 I5 I6", first=6)
+def served_is_taken_in_again() -> Iterable[Change]:
+    return [(Ownership, "served", lambda *_: False)]
+
+
+@hole("copies that never became a host's own are left where a restart finds them", "I1 I2 I4 I6", first=6)
+def copies_outlive_a_restart() -> Iterable[Change]:
+    return [(Moves, "_drop_copies", nothing)]
+
+
+# -- single keys -----------------------------------------------------------------------------------------------------
+
+
+# -- durability ------------------------------------------------------------------------------------------------------
+
+
+@hole("a host answers, and lets tasks end, before the work is in its changelog", "I2 I3 I4 I5 I6", first=11)
+def answer_before_durable() -> Iterable[Change]:
+    init = Exchange.__init__
+
+    def unwritten(exchange: Exchange, *given: Any) -> None:
+        init(exchange, *given)
+        exchange._log = cast(Any, UnwrittenLog(exchange._log))
+
+    return [(Exchange, "__init__", unwritten)]
+
+
+# -- lost hosts ------------------------------------------------------------------------------------------------------

@@ -1,86 +1,240 @@
-"""The simulated query: batches of lanes, tasks that may be killed, tried again or doubled, and commits."""
+"""The simulated query: batches of lanes, each a task with the product's router, killed, tried again or doubled, and commits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
 
-from tests.sim.router import Table, Task
-from tests.sim.world import World
+import numpy as np
+import pyarrow as pa
 
-if TYPE_CHECKING:
-    from tests.sim.checks import Checks
+from godwit.errors import GodwitError
+from godwit.model.progress import BatchRef
+from godwit.runtime.route import Route, Task
+from godwit.runtime.router import Router
+from godwit.state.keys import KeyCodec
+from tests.sim.flock import INCARNATION, TOKEN, Flock
+from tests.sim.kernel import Breach, Kernel, Process
+from tests.sim.operators import INPUT
+
+HASHED = pa.schema([*INPUT, ("hash", pa.int64())])
+_CODEC = KeyCodec(pa.schema([INPUT.field("key")]))
+_hashes: dict[int, int] = {}
+
+Row = tuple[int, int, int]  # key, number, event time in ms
+Batches = list[list[list[list[Row]]]]  # by batch, by lane: chunks of rows
+Output = dict[str, Any]
+
+
+def route_hash(key: int) -> int:
+    if key not in _hashes:
+        _hashes[key] = _CODEC.route_hash((key,))
+    return _hashes[key]
+
+
+def batch_of(rows: list[Row]) -> pa.RecordBatch:
+    keys, numbers, times_ms = zip(*rows, strict=True)
+    columns = [keys, numbers, times_ms, [route_hash(key) for key in keys]]
+    arrays = [pa.array(np.array(column, np.int64)) for column in columns]
+    return pa.RecordBatch.from_arrays(
+        [array.cast(field.type) for array, field in zip(arrays, HASHED, strict=True)], schema=HASHED
+    )
+
+
+def rows_of(outputs: Iterable[Output]) -> list[Row]:
+    """Outputs of an operator as the input of the next one."""
+    return [(row["key"], row["n"], row["at"]) for row in outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What an operator was given and what it put out in a batch, by lane. `began_ms`: when Spark first began the batch."""
+
+    batch: int
+    began_ms: int
+    inputs: dict[int, list[Row]]
+    outputs: dict[int, list[Output]]
 
 
 class Query:
+    """`operators`: each takes what the one before puts out. `committed`: is told of each of them, with every batch."""
+
     def __init__(
-        self, world: World, checks: Checks, batches: list[list[list[int]]], tables: Callable[[], Table]
+        self,
+        kernel: Kernel,
+        flock: Flock,
+        name: str,
+        operators: Sequence[str],
+        batches: Batches,
+        committed: Callable[[str, Committed], None],
     ) -> None:
-        self.world, self.checks, self.batches = world, checks, batches
-        self.alive = True
-        self.run = 1
-        self.batch = 0
-        self.tasks: list[Task] = []
+        self.kernel, self.flock, self.name, self.operators, self.batches = kernel, flock, name, operators, batches
+        self.batch, self.run = 0, 1
         self.over = False
-        self._tables = tables  # gives a table for a task, perhaps an old one
-        self._done: dict[int, list[tuple[int, int, int]]] = {}
-        world.after(1, self._begin, self.run)
+        self.tasks: list[tuple[Process, int]] = []
+        self.failures = 0
+        self._began_ms = 0
+        self._done: dict[int, list[list[Output]]] = {}  # by lane, by operator
+        self._committed = committed
+        self.began: Callable[[], None] = lambda: None  # is told when a batch begins
+        flock.runs.add(self.run_name)
+        kernel.after(0.2, lambda: self._begin(1))
+
+    @property
+    def run_name(self) -> str:
+        return f"{self.name}-run-{self.run}"
 
     def _begin(self, run: int) -> None:
-        if run == self.run and not self.over:
-            self._done = {}
-            self.world.tell("query", "begins batch", self.batch, "run", run)
-            for lane in range(len(self.batches[self.batch])):
-                self.attempt(run, self.batch, lane)
+        if run != self.run or self.over:
+            return
+        self._done = {}
+        self._began_ms = self._began_ms or int(self.kernel.time_s * 1000)
+        self.kernel.tell(self.name, "begins batch", self.batch, self.run_name)
+        self.began()
+        for lane in range(len(self.batches[self.batch])):
+            self.attempt(run, self.batch, lane)
 
     def attempt(self, run: int, batch: int, lane: int) -> None:
-        if (run, batch) == (self.run, self.batch) and lane not in self._done and not self.over:
-            self.tasks.append(Task(self, batch, lane, self.batches[batch][lane], self._tables()))
-
-    def finished(self, task: Task) -> None:
-        self.end(task)
-        if (task.run, task.batch) != (self.run, self.batch) or task.lane in self._done:
+        if (run, batch) != (self.run, self.batch) or lane in self._done or self.over:
             return
-        self._done[task.lane] = task.outputs
-        if len(self._done) == len(self.batches[self.batch]):
-            self.world.after(self.world.delay(), self._commit, self.run, self.batch)
+        process = self.kernel.process(f"{self.name} task {batch}/{lane}", "query", lambda: self._task(run, batch, lane))
+        self.tasks.append((process, lane))
+        process.at_end.append(lambda: self._ended(process, run, batch, lane))
 
-    def end(self, task: Task) -> None:
-        task.kill()
-        self.tasks.remove(task)
+    def _task(self, run: int, batch: int, lane: int) -> None:
+        request = BatchRef(self.name, f"{self.name}-run-{run}", batch)
+        stream = (batch_of(rows) for rows in self.batches[batch][lane])
+        outputs: list[list[Output]] = []
+        with ExitStack() as streams:  # a task that is killed ends in here, not when its garbage is collected
+            for operator in self.operators:
+                outputs.append([])
+                stream = self._through(operator, request, lane, stream, outputs[-1])
+                streams.callback(stream.close)
+            for _ in stream:
+                pass
+        self._finished(run, batch, lane, outputs)
 
-    def fenced(self, task: Task) -> None:
-        self.checks.fenced(task, self)
-        self.end(task)
+    def _through(
+        self, operator: str, request: BatchRef, lane: int, stream: Iterator[pa.RecordBatch], outputs: list[Output]
+    ) -> Generator[pa.RecordBatch]:
+        """A lane's rows through an operator. As with Spark, a lane without rows has another name and carries no timers."""
+        first = next(stream, None)
+        task = Task(request, str(lane)) if first is not None else Task(request, f"empty-{lane}", carries=False)
+        given = stream if first is None else chain([first], stream)
+        router = Router(self._route(operator), task)
+        with closing(cast("Generator[pa.RecordBatch]", router.run(given, INPUT))) as batches:
+            for batch in batches:
+                some = batch.set_column(2, "at", batch.column(2).cast(pa.int64())).to_pylist()
+                outputs += some
+                if some:
+                    yield batch_of(rows_of(some))
+
+    def _route(self, operator: str) -> Route:
+        spec = self.flock.operators[operator].spec
+        old = self.kernel.dice.random() < 0.4
+        return Route(
+            operator=operator,
+            checkpoint=str(self.flock.checkpoint),
+            routing=self.flock.plan.first if old else self.flock.tables[operator],
+            output_schema=spec.output_schema,
+            key_names=tuple(spec.key_schema.names),
+            token=TOKEN,
+            event_time=spec.event_time,
+            gather=False,
+            incarnation=INCARNATION,
+            timers=spec.time_mode != "none",
+            wait_s=60.0,
+        )
+
+    def _finished(self, run: int, batch: int, lane: int, outputs: list[list[Output]]) -> None:
+        if (run, batch) != (self.run, self.batch) or lane in self._done:
+            return
+        self._done[lane] = outputs
+        if len(self._done) == len(self.batches[batch]):
+            self.kernel.after(0.001 + self.kernel.dice.random() * 0.02, lambda: self._commit(run, batch))
+
+    def _ended(self, process: Process, run: int, batch: int, lane: int) -> None:
+        self.tasks = [(other, of) for other, of in self.tasks if other is not process]
+        if process.error is not None:
+            if not isinstance(process.error, GodwitError):
+                raise Breach("I6", f"a task failed with {process.error!r}") from process.error
+            self.failures += 1
+            self.kernel.tell(self.name, process.name, "failed:", str(process.error)[:300])
+        self.kernel.after(self.kernel.dice.random() * 0.2, lambda: self.attempt_alone(run, batch, lane))
+
+    def attempt_alone(self, run: int, batch: int, lane: int) -> None:
+        """Again, unless another attempt is under way."""
+        if all(of != lane for _, of in self.tasks):
+            self.attempt(run, batch, lane)
 
     def _commit(self, run: int, batch: int) -> None:
         if (run, batch) != (self.run, self.batch) or self.over:
             return
-        self.checks.committed(batch, self._done)
-        for task in list(self.tasks):
-            self.end(task)
+        self.kernel.tell(self.name, "commits batch", batch)
+        self._tell_committed(batch)
+        for process, _ in list(self.tasks):
+            process.kill()
         self.batch += 1
+        self._began_ms = 0
         self.over = self.batch == len(self.batches)
-        if not self.over:
-            self.world.after(self.world.delay() * 3, self._begin, run)
+        self.kernel.after(self.kernel.dice.random() * 0.05, lambda: self._begin(run))
 
-    def crash(self) -> None:
+    def _tell_committed(self, batch: int) -> None:
+        inputs = {lane: [row for chunk in chunks for row in chunk] for lane, chunks in enumerate(self.batches[batch])}
+        for at, operator in enumerate(self.operators):
+            outputs = {lane: done[at] for lane, done in sorted(self._done.items())}
+            self._committed(operator, Committed(batch, self._began_ms, inputs, outputs))
+            inputs = {lane: rows_of(some) for lane, some in outputs.items()}
+
+    def crash(self) -> bool:
+        """The application dies, and is started again: the batch in progress comes again, in another run."""
+        if self.over:
+            return False
+        self.flock.runs.discard(self.run_name)
         self.run += 1
-        for task in list(self.tasks):
-            self.end(task)
-        self.world.after(5 + self.world.delay(), self._begin, self.run)
+        self.flock.runs.add(self.run_name)
+        for process, _ in list(self.tasks):
+            process.kill()
+        run = self.run
+        self.kernel.after(self.kernel.dice.random() * 0.3, lambda: self._begin(run))
+        return True
 
     def kill_task(self) -> bool:
-        if not self.tasks:
-            return False
-        task = self.world.dice.choice(self.tasks)
-        self.end(task)
-        self.world.after(self.world.delay(), self.attempt, task.run, task.batch, task.lane)
-        return True
+        if self.tasks:
+            self.kernel.dice.choice(self.tasks)[0].kill()
+        return bool(self.tasks)
 
     def speculate(self) -> bool:
-        if not self.tasks:
-            return False
-        task = self.world.dice.choice(self.tasks)
-        self.attempt(task.run, task.batch, task.lane)
-        return True
+        if self.tasks:
+            _, lane = self.kernel.dice.choice(self.tasks)
+            self.attempt(self.run, self.batch, lane)
+        return bool(self.tasks)
+
+
+class Queries:
+    """Those that run on a flock; whatever befalls one of them by chance, befalls any."""
+
+    def __init__(self, queries: Sequence[Query]) -> None:
+        self._queries = queries
+
+    def __iter__(self) -> Iterator[Query]:
+        return iter(self._queries)
+
+    @property
+    def over(self) -> bool:
+        return all(query.over and not query.tasks for query in self)
+
+    def crash(self) -> bool:
+        return self._any().crash()
+
+    def kill_task(self) -> bool:
+        return self._any().kill_task()
+
+    def speculate(self) -> bool:
+        return self._any().speculate()
+
+    def _any(self) -> Query:
+        return self._queries[0].kernel.dice.choice(self._queries)

@@ -1,43 +1,36 @@
-"""One run: a small world drawn from a seed, its faults, and the end that it must come to."""
+"""One schedule: a small flock and a query drawn from a seed, moves, faults, and the end that it must come to."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from random import Random
+from unittest.mock import patch
 
+from godwit import ports
 from godwit.errors import InvariantBroken
-from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
+from godwit.runtime import router
+from godwit.transport import line
 from tests.sim.checks import Checks
-from tests.sim.controller import Controller
-from tests.sim.disk import Disk, Row
-from tests.sim.host import Host
-from tests.sim.query import Query
-from tests.sim.takeover import Takeover
-from tests.sim.world import Breach, World
+from tests.sim.faults import Faults
+from tests.sim.flock import Flock, Plan
+from tests.sim.kernel import Breach, Kernel
+from tests.sim.moves import Moves
+from tests.sim.network import Network
+from tests.sim.operators import BATCH_MS, draw_operator
+from tests.sim.query import Batches, Committed, Queries, Query, Row, route_hash
+from tests.sim.watching import watched
 
-HORIZON = 150  # about how long an undisturbed run takes
-TAKEN_OVER = 0.4  # of the hosts that crash, if nothing stands against it
-AFTER_FAULTS_MAX = 6_000  # by then everything has come to an end
-EVENTS_MAX = 60_000
-KINDS = (
-    "host crash",
-    "host crash",
-    "host crash",
-    "both crash",
-    "connection loss",
-    "connection loss",
-    "partition",
-    "task crash",
-    "speculation",
-    "query crash",
-    "controller crash",
-)
-EFFECTS = tuple(
-    "Offer Lend Copy Cut Ship Release TellReleased Resume Forget Expect Persist AnswerPrepared AnswerDeclined Serve"
-    " Discard AskOutcome".split()
-)
+QUERIES = ((("a",),), (("a",),), (("a", "b"),), (("a",), ("b",)))  # the operators of each
+HORIZON_S = 1.2  # about how long an undisturbed run takes: what comes later meets no rows
+AFTER_FAULTS_S = 400.0  # by then everything has come to an end
+TURNS_MAX = 400_000
+MEMORY = Path("/dev/shm")
 
 
 @dataclass(slots=True)
@@ -45,196 +38,92 @@ class Result:
     seed: int
     faults: Counter[str]
     outcomes: Counter[str]
-    events: int
+    turns: int
     breach: str = ""
     invariant: str = ""
     story: list[str] = field(default_factory=list)
 
 
 class Run:
-    def __init__(self, seed: int, protocol: str | None = None, holes: frozenset[str] = frozenset()) -> None:
+    """`protocol`: by which all keys move, if it is to be one only."""
+
+    def __init__(self, seed: int, protocol: str | None = None) -> None:
         self.seed = seed
-        self.world = world = World(seed, holes)
-        dice = world.dice
-        self.hosts = tuple(f"H{at}" for at in range(dice.randint(2, 4)))
-        groups = dice.choice((4, 8, 12))
+        self.dice = dice = Random(seed)
+        self.kernel = Kernel(dice)
+        self.network = Network(self.kernel)
+        self.root = Path(tempfile.mkdtemp(prefix="godwit-sim-", dir=MEMORY if MEMORY.is_dir() else None))
+        names = tuple(f"host-{at}" for at in range(dice.randint(2, 4)))
+        first = Routing.spread(names[: dice.randint(1, len(names))], dice.choice((4, 8, 12)))
         keys = sorted(dice.sample(range(1, 10_000), dice.randint(4, 14)))
-        self.batches = [
-            [self._lane(keys) for _ in range(lanes)]
-            for lanes in [dice.randint(1, 3)]
-            for _ in range(dice.randint(2, 4))
-        ]
-        self.checks = Checks(world, keys, self.batches)
-        first = Routing.spread(self.hosts[: dice.randint(1, len(self.hosts))], groups)
-        for name in self.hosts:
-            disk = self.checks.disks[name] = Disk(Ownership.initial(name, first).to_dict())
-            Host(world, self.checks, name, disk, self.hosts)
-        self.controller = Controller(world, self.checks, first, self.hosts, protocol)
-        self.query = Query(world, self.checks, self.batches, self.controller.table)
-        self._plan_moves()
-        self._until = 0  # when the last fault is over
-        self._at_effect: dict[tuple[str, int], str] = {}
-        self._effects: Counter[str] = Counter()
-        world.on_effect = self._effect
-        world.repeat = dice.choice((0.0, 0.0, 0.2))
-        self._plan_faults(dice.choice((0, 1, 2, 3, 4, 6, 9)))
+        by_query = dice.choice(QUERIES)
+        operators = tuple(draw_operator(dice, name) for names in by_query for name in names)
+        plan = Plan(names, first, operators, dice.choice(("process", "disk")), dice.random() < 0.3)
+        with ports.use(self.kernel), line.use(self.network):
+            self.flock = Flock(self.kernel, self.root, plan)
+        self.checks = {operator.spec.name: Checks(self.flock, operator.spec, keys) for operator in operators}
+        self.queries = Queries(
+            [self._query(f"query-{at}", names, keys, len(operators)) for at, names in enumerate(by_query)]
+        )
+        self.moves = Moves(self.kernel, self.flock, [route_hash(key) for key in keys], protocol)
+        self.faults = Faults(self.kernel, self.network, self.flock, self.queries)
+        self.kernel.after_turn = self._check_owners
+        for query in self.queries:
+            query.began = self.moves.batch_began
+        # The windows of these lanes are small: a router would answer each before it reads the next, and never be ahead.
+        self.small_rows_max = Random(f"windows {seed}").choice((0, router.SMALL_ROWS_MAX))
+        batches = sum(len(query.batches) for query in self.queries)
+        self.moves.plan(dice.choice((0, 1, 2, 3, 4, 6)), HORIZON_S, batches)
+        self.faults.plan(dice.choice((0, 1, 2, 3, 4, 6)), HORIZON_S)
 
-    def _lane(self, keys: list[int]) -> list[int]:
-        """Some keys far more often than others."""
-        dice = self.world.dice
-        return [keys[int(len(keys) * dice.random() ** 2)] for _ in range(dice.randint(4, 24))]
+    def _query(self, name: str, operators: Sequence[str], keys: list[int], among: int) -> Query:
+        batches = _batches(self.dice, keys, among)
+        return Query(self.kernel, self.flock, name, operators, batches, self._committed)
 
-    def _plan_moves(self) -> None:
-        """Mostly a few, now and then none, or so many that keys and groups go round and meet again."""
-        dice = self.world.dice
-        chance = dice.random()
-        if chance < 0.03:
-            self.controller.schedule(0, HORIZON)
-        elif chance < 0.9:
-            self.controller.schedule(dice.choice((1, 2, 3, 4, 5, 8)), HORIZON)
-        else:
-            self.controller.schedule(20, HORIZON * 4)
+    def _committed(self, operator: str, committed: Committed) -> None:
+        self.checks[operator].committed(committed, int(self.kernel.time_s * 1000))
 
-    # -- faults ------------------------------------------------------------------------------------------------------
-
-    def _plan_faults(self, count: int) -> None:
-        """Some at any time, most soon after some effect of a migration, where they hurt most."""
-        dice = self.world.dice
-        for _ in range(count):
-            kind = dice.choice(KINDS)
-            if dice.random() < 0.4:
-                self.world.at(dice.randint(1, HORIZON + 60), self._fault, kind)
-            else:
-                self._at_effect[dice.choice(EFFECTS), dice.randint(1, 4)] = kind
-
-    def _effect(self, name: str, host: Host) -> None:
-        self._effects[name] += 1
-        kind = self._at_effect.pop((name, self._effects[name]), None)
-        if kind is not None:
-            victim = host if self.world.dice.random() < 0.6 else None
-            self.world.after(self.world.dice.choice((0, 0, 1, 2, 4, 8)), self._fault, kind, victim)
-
-    def _fault(self, kind: str, victim: Host | None = None) -> None:
-        self.world.tell("fault", kind)
-        if kind == "host crash" and victim is not None and victim.alive:
-            self._kill(victim)
-            happened = True
-        else:
-            happened = getattr(self, "_" + kind.replace(" ", "_"))()
-        if happened:
-            self.world.faults[kind] += 1
-            self._until = max(self._until, self.world.now + 100)
-
-    def _host_crash(self) -> bool:
-        up = [host for host in self.world.hosts.values() if host is not None]
-        if not up:
-            return False
-        involved = [host for host in up if host.movers or host.receivers]
-        self._kill(self.world.dice.choice(involved if involved and self.world.dice.random() < 0.8 else up))
-        return True
-
-    def _both_crash(self) -> bool:
-        up = [host for host in self.world.hosts.values() if host is not None]
-        for host in self.world.dice.sample(up, min(len(up), 2)):
-            self._kill(host)
-        return bool(up)
-
-    def _kill(self, host: Host) -> None:
-        self.world.tell("fault", "crash of", host.name)
-        host.crash()
-        self.checks.owners()
-        self.checks.kept()
-        if self.world.dice.random() < TAKEN_OVER and Takeover.possible(self, host.name):
-            self.world.after(self.world.delay(), self._take_over, host.name)
-        else:
-            self.world.after(self.world.dice.randint(2, 60), self.restart, host.name)
-
-    def _take_over(self, name: str) -> None:
-        if Takeover.possible(self, name):
-            self.world.faults["takeover"] += 1
-            Takeover(self, name)
-        else:
-            self.restart(name)
-
-    def restart(self, name: str) -> None:
-        self.world.tell(name, "restarts")
-        Host(self.world, self.checks, name, self.checks.disks[name], self.hosts)
-        self.checks.owners()
-
-    def _connection_loss(self) -> bool:
-        between = [pipe for pipe in self.world.pipes if pipe.nodes[0] in self.hosts]
-        pipes = between if between and self.world.dice.random() < 0.6 else list(self.world.pipes)
-        if pipes:
-            pipe = self.world.dice.choice(pipes)
-            self.world.tell("fault", "connection", *pipe.nodes)
-            pipe.snap()
-        return bool(pipes)
-
-    def _partition(self) -> bool:
-        a, b = self.world.dice.sample((*self.hosts, "query", "controller"), 2)
-        self.world.tell("fault", "partition", a, b)
-        self.world.part(a, b, self.world.dice.randint(5, 80))
-        return True
-
-    def _task_crash(self) -> bool:
-        return self.query.kill_task()
-
-    def _speculation(self) -> bool:
-        return self.query.speculate()
-
-    def _query_crash(self) -> bool:
-        if self.query.over:
-            return False
-        self.query.crash()
-        return True
-
-    def _controller_crash(self) -> bool:
-        self.controller.crash()
-        return True
-
-    # -- to the end --------------------------------------------------------------------------------------------------
+    def _check_owners(self) -> None:
+        for checks in self.checks.values():
+            checks.owners()
 
     def run(self) -> Result:
         breach: Breach | None = None
-        try:
-            while not self._over():
-                if not self.world.step():
-                    raise Breach("I6", f"nothing happens any more: {self._left()}")
-                late = self.world.now > max(self._until, HORIZON * 2) + AFTER_FAULTS_MAX
-                if late or self.world.events > EVENTS_MAX:
-                    raise Breach("I6", f"it does not end: {self._left()}")
-            self.checks.at_the_end(self._expected())
-        except Breach as found:
-            breach = found
-        except InvariantBroken as found:
-            breach = Breach("I1", str(found))
+        ahead = patch.object(router, "SMALL_ROWS_MAX", self.small_rows_max)
+        with ports.use(self.kernel), line.use(self.network), watched(self.faults.effect), ahead:
+            try:
+                self._to_the_end()
+            except Breach as found:
+                breach = found
+            except InvariantBroken as found:
+                breach = Breach("I1", str(found))
+            finally:
+                self.kernel.end()
+                shutil.rmtree(self.root, ignore_errors=True)
         return self._result(breach)
 
+    def _to_the_end(self) -> None:
+        if not self.kernel.run(self._over, TURNS_MAX, self.kernel.time_s + AFTER_FAULTS_S):
+            raise Breach("I6", f"it does not end: {self._left()}")
+        for checks in self.checks.values():
+            checks.at_the_end()
+        between = sum("migration" in stream.header for stream in self.network.ever)
+        if between and not self.moves.asked:
+            raise Breach("I7", f"{between} streams between hosts, though nothing was to move")
+
     def _over(self) -> bool:
-        return self.query.over and not self.controller.requests and not self.query.tasks and not self._left()
+        return not self.moves.planned and self.queries.over and not self._left()
 
     def _left(self) -> list[str]:
-        found = self.checks.unresolved()
-        return found if self.query.over else [f"batch {self.query.batch} of {len(self.batches)}", *found]
-
-    def _expected(self) -> dict[int, list[Row]]:
-        """What a sequential run leaves."""
-        expected: dict[int, list[Row]] = {}
-        for batch, lanes in enumerate(self.batches):
-            for lane, keys in enumerate(lanes):
-                for number, key in enumerate(keys):
-                    expected.setdefault(key, []).append((batch, lane, number))
-        return expected
+        batches = [f"batch {query.batch} of {query.name} is under way" for query in self.queries if not query.over]
+        return [*batches, *self.flock.unresolved()]
 
     def _result(self, breach: Breach | None) -> Result:
-        outcomes: Counter[str] = Counter()
-        for migration in self.checks.protocols:
-            done, dropped, reason = self.checks.outcomes.get(migration, (0, 0, "the origin restarted"))
-            outcomes[_outcome(done, dropped, reason)] += 1
-        result = Result(self.seed, self.world.faults, outcomes, self.world.events)
+        faults = self.faults.happened + Counter({"takeover": self.flock.takeovers})
+        result = Result(self.seed, faults, Counter(self.moves.outcomes.values()), self.kernel.turns)
         if breach is not None:
             result.breach, result.invariant = str(breach), breach.invariant
-            result.story = [_line(entry) for entry in self.world.story]
+            result.story = self.kernel.told()
         return result
 
 
@@ -242,14 +131,21 @@ def run_seed(seed: int, protocol: str | None = None) -> Result:
     return Run(seed, protocol).run()
 
 
-def _outcome(done: int, dropped: int, reason: str) -> str:
-    if reason == "refused":
-        return "refused"
-    if done:
-        return "in part" if dropped else "done"
-    return "stayed"
+def _batches(dice: Random, keys: list[int], among: int) -> Batches:
+    """Some keys far more often than others, some rows late. The more operators there are, the less each has to do."""
+    numbers = iter(range(1_000_000))
 
+    def row(batch: int) -> Row:
+        behind_ms = dice.choice((0, BATCH_MS, 2 * BATCH_MS, 4 * BATCH_MS)) if dice.random() < 0.3 else 0
+        at_ms = max(1, batch * BATCH_MS + dice.randrange(BATCH_MS) - behind_ms)
+        return keys[int(len(keys) * dice.random() ** 2)], next(numbers), at_ms
 
-def _line(entry: tuple[Any, ...]) -> str:
-    now, who, *what = entry
-    return f"{now:6} {who:10} {' '.join(str(word) for word in what)}"
+    def lane(batch: int, chunks: int) -> list[list[Row]]:
+        return [[row(batch) for _ in range(dice.randint(1, 10 // among))] for _ in range(chunks)]
+
+    def lanes(batch: int) -> list[list[list[Row]]]:
+        """The first has rows."""
+        return [lane(batch, dice.randint(1 if at == 0 else 0, 4)) for at in range(count)]
+
+    count = dice.randint(1, 3)
+    return [lanes(batch) for batch in range(dice.randint(2, 5))]

@@ -1,0 +1,214 @@
+"""A flock in the simulated world: the product's hosts and controller as processes, and a driver that plays Spark's part.
+
+The driver starts hosts again when they end, has others take over from those that are lost (the product's `rescue`), follows
+migrations, and keeps the routing tables. What it decides comes from the seed; everything else is the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from godwit import ports
+from godwit.errors import GodwitError, HostUnavailable, StaleRun
+from godwit.model.ownership import Ownership, Stand
+from godwit.model.routing import Routing
+from godwit.model.units import Unit
+from godwit.runtime import rescue
+from godwit.runtime.controller import Controller
+from godwit.runtime.host import Host, HostConfig
+from godwit.runtime.leases import host_directory, read_lease, write_owner
+from godwit.runtime.spec import Operator
+from godwit.runtime.tables import write_routing
+from godwit.runtime.wills import read_will
+from godwit.state.segments import Durability
+from godwit.transport import line
+from tests.sim.kernel import Kernel, Process
+from tests.sim.network import BIND
+
+TOKEN = "token"
+INCARNATION = "flock"
+TAKEN_OVER = 0.4  # of the hosts that are lost, if nothing stands against it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a flock is made of."""
+
+    hosts: tuple[str, ...]
+    first: Routing  # who owns what at first
+    operators: tuple[Operator, ...]
+    durability: Durability
+    backup: bool
+
+
+class Flock:
+    def __init__(self, kernel: Kernel, checkpoint: Path, plan: Plan) -> None:
+        self.kernel, self.checkpoint, self.plan = kernel, checkpoint, plan
+        self.operators = {operator.spec.name: operator for operator in plan.operators}
+        self.hosts: dict[str, tuple[Process, Host | None]] = {}  # the newest process of each
+        self.lost: set[str] = set()  # others own what they had
+        self.recovering: set[str] = set()
+        self.tables = {name: plan.first.joined(plan.hosts) for name in self.operators}
+        self.runs: set[str] = set()  # those that Spark would call active
+        self.migrations: set[str] = set()  # that the driver follows
+        self.takeovers = 0
+        self._address = ""
+        write_owner(str(checkpoint), INCARNATION)
+        self.driver = kernel.process("driver", "driver", self._drive)
+
+    def _drive(self) -> None:
+        controller = Controller(BIND, TOKEN, self._admit, list, lost=self.lost.__contains__, backup_peer=self._peer_of)
+        for operator in self.operators.values():
+            controller.add(operator)
+        self._address = controller.address
+        for name, table in self.tables.items():
+            write_routing(str(self.checkpoint), name, table)
+        for name in self.plan.hosts:
+            self.start(name)
+        ports.event().wait()
+
+    def _admit(self, request: dict[str, Any]) -> None:
+        if request["run"] not in self.runs:
+            raise StaleRun(f"run {request['run']} is no longer active")
+
+    def _peer_of(self, host: str) -> str | None:
+        left = self.left()
+        return left[(left.index(host) + 1) % len(left)] if host in left and len(left) > 1 else None
+
+    def by_driver(self, what: str, job: Callable[[], None]) -> None:
+        """Something that the driver does, beside what else it does."""
+        self.kernel.spawn(self.driver, job, what)
+
+    # -- hosts -------------------------------------------------------------------------------------------------------
+
+    def left(self) -> list[str]:
+        return [name for name in self.plan.hosts if name not in self.lost]
+
+    def up(self) -> list[str]:
+        return [name for name in self.left() if name in self.hosts and self.hosts[name][0].alive]
+
+    def start(self, name: str) -> None:
+        config = HostConfig(
+            name,
+            str(self.checkpoint),
+            self._address,
+            TOKEN,
+            BIND,
+            durability=self.plan.durability,
+            incarnation=INCARNATION,
+            routing=self.plan.first,
+            backup=self.plan.backup,
+            segment_bytes_max=1 << 14,  # so that there is something to compact
+        )
+
+        def main() -> None:
+            host = Host(config, lambda: int(self.kernel.time_s * 1000))
+            self.hosts[name] = (process, host)
+            host.run()
+
+        self.kernel.tell("driver", "starts", name)
+        process = self.kernel.process(name, name, main)
+        self.hosts[name] = (process, None)
+        process.at_end.append(lambda: self._ended(name, process))
+
+    def _ended(self, name: str, process: Process) -> None:
+        """Spark tells the driver that the task of a host has ended."""
+        if self.hosts[name][0] is process and name not in self.lost:
+            self.recovering.add(name)
+            delay_s = self.kernel.dice.random() * 0.5
+            self.kernel.after(delay_s, lambda: self.by_driver(f"recover {name}", lambda: self._recover(name)))
+
+    def _recover(self, name: str) -> None:
+        wanted = self.kernel.dice.random() < TAKEN_OVER and len(self.left()) > 1 and not self.migrations
+        try:
+            if not (wanted and self._take_over(name)):
+                self.start(name)
+        finally:
+            self.recovering.discard(name)
+
+    def _take_over(self, name: str) -> bool:
+        """Whether others own now what it had."""
+        directory = host_directory(str(self.checkpoint), name)
+        try:
+            estate = rescue.fenced(directory, self.plan.durability)
+            owned = {operator: own.mine() for operator, own in estate.owned.items() if own.mine()}
+            if estate.unsettled() or not owned:
+                return False
+            heirs = [host for host in self.left() if host != name]
+            told = rescue.settle(estate, rescue.dealt(owned, heirs, {}), self.ask)
+        except GodwitError as error:
+            self.kernel.tell("driver", "nobody takes over from", name, str(error)[:200])
+            return self._given_up(name) if read_will(directory) is not None else False
+        for heir, answer in told.items():
+            for operator, epochs in answer["served"].items():
+                self.moved(operator, epochs, heir)
+        return self._given_up(name)
+
+    def _given_up(self, name: str) -> bool:
+        self.lost.add(name)
+        self.takeovers += 1
+        for operator in self.operators:
+            self._write_table(operator, self.tables[operator].parted([name]))
+        return True
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, host: str, action: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
+        """Once."""
+        lease = read_lease(host_directory(str(self.checkpoint), host))
+        if lease is None:
+            raise HostUnavailable(f"{host} does not serve", host=host)
+        return line.connect(lease.address, TOKEN).call(action, timeout_s=timeout_s, **fields)
+
+    def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
+        after = self.tables[operator].moved(epochs, to)
+        if not after.says_the_same(self.tables[operator]):
+            self._write_table(operator, after)
+
+    def _write_table(self, operator: str, table: Routing) -> None:
+        self.tables[operator] = table
+        write_routing(str(self.checkpoint), operator, table)
+
+    # -- looking in, from outside the world --------------------------------------------------------------------------
+
+    def seat(self, host: str, operator: str) -> Any:
+        seats = getattr(self.hosts[host][1], "_seats", None)
+        return None if seats is None else seats.get(operator)
+
+    def ownership(self, host: str, operator: str) -> Ownership | None:
+        seat = self.seat(host, operator)
+        return None if seat is None else seat.instance.ownership
+
+    def owners(self, operator: str, route_hash: int) -> list[str]:
+        owned = {host: self.ownership(host, operator) for host in self.left()}
+        return [host for host, own in owned.items() if own is not None and own.of(route_hash).stand is Stand.MINE]
+
+    def unresolved(self) -> list[str]:
+        """What is still under way."""
+        found = [f"the driver follows {name}" for name in sorted(self.migrations)]
+        found += [f"{name} is being recovered" for name in sorted(self.recovering)]
+        for name in self.left():
+            found += self._unresolved(name)
+        return found
+
+    def _unresolved(self, name: str) -> Sequence[str]:
+        process, host = self.hosts[name]
+        moves = getattr(host, "_moves", None)
+        lease = read_lease(host_directory(str(self.checkpoint), name))
+        if not process.alive or host is None or moves is None or lease is None or lease.generation != host.generation:
+            return [f"{name} does not serve"]
+        found = [f"{name} moves {migration}" for migration, mover in moves._movers.items() if not mover.ended]
+        found += [f"{name} receives {migration}" for migration, one in moves._receivers.items() if not one.settled]
+        for operator in self.operators:
+            seat = self.seat(name, operator)
+            own = None if seat is None else seat.instance.ownership
+            if own is None:
+                return [*found, f"{name} does not know {operator}"]
+            found += [f"{name} has copies of {units}" for units in seat.staging.values()]
+            found += [f"{name} has copies of {seat.instance.staged}"] if seat.instance.staged else []
+            found += [f"{name} has let go of {step}" for step in own.outgoing]
+            found += [f"{name} has prepared {step}" for step in own.incoming]
+        return found

@@ -1,0 +1,183 @@
+"""Migrations by chance: which keys go where by which protocol, and what the driver does for each until it has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from godwit.errors import DefinitionError, GodwitError, HostUnavailable
+from godwit.model.ownership import Ownership, Stand
+from godwit.model.units import Unit, Units
+from tests.sim.flock import Flock
+from tests.sim.kernel import Kernel
+
+PROTOCOLS = ("pause", "fetch", "push", "live", "live-unordered", "standby")
+AT_BATCH = 0.4  # of the moves
+OPENING_S = 0.01  # about how long hosts take to open a batch
+STANDS_S = 0.5  # how long a standby stands before it is told to hand over
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`abort_after_s`: the user changes their mind."""
+
+    name: str
+    operator: str
+    origin: str
+    target: str
+    protocol: str
+    steps: tuple[Units, ...]
+    side_by_side: int | None
+    abort_after_s: float | None
+
+
+class Moves:
+    """`keys`: the routing hashes of the keys there are. `protocol`: the only one, if there is to be one only."""
+
+    def __init__(self, kernel: Kernel, flock: Flock, keys: Sequence[int], protocol: str | None) -> None:
+        self._kernel, self._flock, self._keys = kernel, flock, keys
+        self._protocol = protocol
+        self._last: Order | None = None
+        self._count = 0
+        self._batches = 0
+        self._at_batch: Counter[int] = Counter()  # by the number of a batch: moves that begin with it
+        self.planned = 0  # yet to be asked for
+        self.asked = 0
+        self.outcomes: dict[str, str] = {}
+
+    def plan(self, count: int, within_s: float, batches: int) -> None:
+        """Some at any time, some while hosts open a batch and fire its timers. `batches`: so many are begun at least."""
+        dice = self._kernel.dice
+        for _ in range(count):
+            self.planned += 1
+            if dice.random() < AT_BATCH:
+                self._at_batch[dice.randint(1, batches)] += 1
+            else:
+                self._kernel.after(0.2 + dice.random() * within_s, self._begin)
+
+    def batch_began(self) -> None:
+        """Spark has begun a batch, or has begun it again."""
+        self._batches += 1
+        for _ in range(self._at_batch.pop(self._batches, 0)):
+            self._kernel.after(self._kernel.dice.random() * OPENING_S, self._begin)
+
+    def _begin(self) -> None:
+        self.planned -= 1
+        order = None if self._flock.recovering else self._order()
+        if order is not None:
+            self._last = order
+            self.ask_for(order)
+
+    def ask_for(self, order: Order) -> None:
+        self.asked += 1
+        self._flock.migrations.add(order.name)
+        self._flock.by_driver(order.name, lambda: self._follow(order))
+
+    # -- choosing ----------------------------------------------------------------------------------------------------
+
+    def _order(self) -> Order | None:
+        dice = self._kernel.dice
+        operator = dice.choice(list(self._flock.operators))
+        up = self._flock.up()
+        if len(up) < 2:
+            return None
+        origin, target = dice.sample(up, 2)
+        if self._last is not None and dice.random() < 0.3 and {self._last.origin, self._last.target} <= set(up):
+            origin, target = self._last.target, self._last.origin  # back again, perhaps while the last is under way
+        owned = self._flock.ownership(origin, operator)
+        units = [] if owned is None else self._units(owned)
+        if not units:
+            return None
+        dice.shuffle(units)
+        size = dice.choice((len(units), 1, 2))
+        steps = tuple(Units.of(*units[at : at + size]) for at in range(0, len(units), size))
+        self._count += 1
+        return Order(
+            f"m{self._count}",
+            operator,
+            origin,
+            target,
+            self._protocol or dice.choice(PROTOCOLS),
+            steps,
+            dice.choice((None, None, 1, 2)),
+            dice.random() if dice.random() < 0.15 else None,
+        )
+
+    def _units(self, owned: Ownership) -> list[Unit]:
+        """All of a host, some single keys, one unit, or half of them."""
+        dice, mine = self._kernel.dice, list(owned.mine())
+        keys = [Unit("key", key) for key in self._keys if owned.of(key).stand is Stand.MINE]
+        match dice.randint(0, 3):
+            case 0:
+                return mine
+            case 1:
+                return dice.sample(keys, min(2, len(keys)))
+            case 2:
+                return dice.sample(mine, min(1, len(mine)))
+            case _:
+                return dice.sample(mine, (len(mine) + 1) // 2)
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def _follow(self, order: Order) -> None:
+        self._kernel.tell(
+            "driver", "asks for", order.name, order.protocol, order.origin, "to", order.target, order.steps
+        )
+        try:
+            self.outcomes[order.name] = self._asked(order) or self._seen_through(order)
+        finally:
+            self._flock.migrations.discard(order.name)
+
+    def _asked(self, order: Order) -> str:
+        """Why it has not begun; empty if it has."""
+        fields: dict[str, Any] = {"operator": order.operator, "target": order.target, "protocol": order.protocol}
+        fields["options"] = {"side_by_side": order.side_by_side} if order.side_by_side else {}
+        steps = [units.to_dict() for units in order.steps]
+        try:
+            self._flock.ask(order.origin, "migrate", id=order.name, steps=steps, **fields)
+        except DefinitionError:
+            return "refused"
+        except HostUnavailable:
+            return "not asked"
+        return ""
+
+    def _seen_through(self, order: Order) -> str:
+        began_s, told = self._kernel.time_s, ""
+        while True:
+            try:
+                answer = self._flock.ask(order.origin, "migration", id=order.name, wait_s=1.0)
+            except HostUnavailable:
+                if order.origin in self._flock.lost:
+                    return "origin lost"
+                self._kernel.sleep(0.1)
+                continue
+            for kind, id_, epoch in answer.get("moved", ()):
+                self._flock.moved(order.operator, {Unit(kind, id_): epoch}, order.target)
+            if answer["state"] != "running":
+                return _outcome(answer)
+            told = self._tell(order, self._kernel.time_s - began_s, told)
+
+    def _tell(self, order: Order, age_s: float, told: str) -> str:
+        """What the origin has been told so far: to hand over, or to leave off."""
+        action = ""
+        if order.abort_after_s is not None and age_s > order.abort_after_s:
+            action = "abort_migration"
+        elif order.protocol == "standby" and age_s > STANDS_S:
+            action = "handover"
+        if not action or action == told:
+            return told
+        try:
+            self._flock.ask(order.origin, action, id=order.name)
+        except GodwitError:
+            return told
+        return action
+
+
+def _outcome(answer: dict[str, Any]) -> str:
+    if answer["state"] == "unknown":
+        return "origin restarted"
+    if not answer["done"]:
+        return "stayed"
+    return "in part" if answer["dropped"] else "done"

@@ -1,0 +1,90 @@
+"""What the simulated queries compute, drawn from a seed: counts with or without timers, by event time or by processing time.
+
+Every output says what its row or timer saw and which timer it set, so that a checker can compute the next output by itself.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+import godwit
+from godwit.runtime.native import NativeAdapter
+from godwit.runtime.spec import Operator, OperatorSpec, TimeMode
+
+INPUT = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("at", pa.timestamp("ms"))])
+NONE = -1  # instead of the time of a timer
+MODES: tuple[TimeMode, ...] = ("none", "eventTime", "eventTime", "processingTime")
+BATCH_MS = 1_000  # of event time, from one batch to the next
+EVENT_TIMER_MS = 300
+PROCESSING_TIMERS_MS = np.array([0, 0, 40, 400])
+AGAIN_MS = 500
+
+
+class Bells(godwit.Processor):
+    """A row counts itself and may set a timer. A timer counts itself, and may set another one."""
+
+    state = {"count": pa.int64(), "rings": pa.int64()}
+    output_schema = pa.schema(
+        [*INPUT, ("count", pa.int64()), ("rings", pa.int64()), ("sets_ms", pa.int64()), ("fires_ms", pa.int64())]
+    )
+
+    def __init__(self, mode: TimeMode) -> None:
+        self._mode = mode
+
+    def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> godwit.Outputs:
+        count = state["count"][rows.codes] + rows.rank + 1
+        rings = state["rings"][rows.codes]
+        state["count"] += rows.counts
+        sets_ms = self._timers(rows, times)
+        _set(state, rows.codes, sets_ms)
+        return self.emit(rows, count=count, rings=rings, sets_ms=sets_ms, fires_ms=np.full(len(rows), NONE))
+
+    def _timers(self, rows: godwit.Rows, times: godwit.Times) -> Any:
+        n = rows.batch.column("n").to_numpy()
+        match self._mode:
+            case "none":
+                return np.full(len(rows), NONE)
+            case "eventTime":
+                at_ms = rows.batch.column("at").cast(pa.int64()).to_numpy()
+                return np.where(n % 3 == 2, NONE, at_ms + n % 5 * EVENT_TIMER_MS)
+            case "processingTime":
+                return np.where(n % 3 == 2, NONE, times.processing_ms + PROCESSING_TIMERS_MS[n % 4])
+
+    def on_timer(self, timers: Any, state: Any, times: godwit.Times) -> godwit.Outputs:
+        count = state["count"][timers.codes]
+        rings = state["rings"][timers.codes] + timers.rank + 1
+        state["rings"] += timers.counts
+        at_ms = timers.expiry_ms
+        sets_ms = np.where(at_ms % 4 == 1, at_ms + AGAIN_MS, NONE)
+        _set(state, timers.codes, sets_ms)
+        at = pa.array(at_ms).cast(INPUT.field("at").type)
+        return self.emit(timers, n=at_ms, at=at, count=count, rings=rings, sets_ms=sets_ms, fires_ms=at_ms)
+
+
+def _set(state: Any, codes: Any, sets_ms: Any) -> None:
+    where = sets_ms != NONE
+    state.set_timer(codes[where], sets_ms[where])
+
+
+def draw_operator(dice: Random, name: str) -> Operator:
+    mode = dice.choice(MODES)
+    by_event = mode == "eventTime"
+    adapter = NativeAdapter(Bells(mode), INPUT, ["key"])
+    spec = OperatorSpec(
+        name,
+        Bells.__qualname__,
+        "native",
+        pa.schema([INPUT.field("key")]),
+        adapter.output_schema,
+        adapter.variables,
+        time_mode=mode,
+        event_time="at" if by_event else None,
+        delay_ms=dice.choice((0, 200, BATCH_MS)),
+        watermark_policy=dice.choice(("max", "max", "min")),
+    )
+    return Operator(spec, cloudpickle.dumps(adapter))
