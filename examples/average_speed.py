@@ -6,7 +6,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import godwit
-from godwit.spark import workload
+from godwit.spark import workload_source as workload
 
 
 class AverageSpeed(StatefulProcessor):

@@ -5,7 +5,7 @@ import tempfile
 from pyspark.sql import SparkSession
 
 import godwit
-from godwit.spark import workload
+from godwit.spark import workload_source as workload
 
 
 def main(spark: SparkSession, directory: str) -> None:

@@ -39,6 +39,16 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 )
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 
+# Rooms of a package, lowest first: a room imports rooms of lower rows only. The package's own modules may import all of them.
+ROOMS: dict[str, tuple[frozenset[str], ...]] = {
+    unit: tuple(frozenset(row.split()) for row in rows)
+    for unit, rows in {
+        "runtime": ("liveness processor", "instance", "router", "handover reading", "backup", "takeover", "host"),
+        "spark": ("checkpoint pyspark_api", "hosts", "define", "change"),
+    }.items()
+}
+ROOM_MODULES_MAX = 12
+
 STDLIB_ONLY = {"control", "errors", "migration", "model"}
 PURE = {"control", "errors", "migration", "model", "workload"}
 # Clocks, chance, threads, processes and files: what a pure unit gets as an argument instead.
@@ -112,6 +122,32 @@ def upward_imports(source: Source) -> Iterator[str]:
             yield f"{source.path}:{line}: `{source.unit}` imports {module}, {beside} it"
 
 
+def room_of(module: str) -> tuple[str, str] | None:
+    """The package and the room in it that a dotted name belongs to; None for modules outside of rooms."""
+    parts = module.split(".")
+    if len(parts) < 4 and module not in {f"godwit.{unit}.{room}" for unit, room in RANK_OF_ROOM}:
+        return None
+    return (parts[1], parts[2]) if parts[0] == "godwit" and parts[1] in ROOMS else None
+
+
+RANK_OF_ROOM = {(unit, room): rank for unit, rows in ROOMS.items() for rank, row in enumerate(rows) for room in row}
+
+
+def imports_of_higher_rooms(source: Source) -> Iterator[str]:
+    mine = room_of(module_name(Path(source.path)))
+    if mine is None:
+        return
+    if mine not in RANK_OF_ROOM:
+        yield f"{source.path}: the room `{mine[1]}` is in no row: add it to ROOMS"
+        return
+    for line, module in imported(source):
+        room = room_of(module)
+        if room is None or room == mine or room[0] != mine[0]:
+            continue
+        if room not in RANK_OF_ROOM or RANK_OF_ROOM[room] >= RANK_OF_ROOM[mine]:
+            yield f"{source.path}:{line}: `{mine[1]}` imports {module}, which is not in a lower room"
+
+
 def impure_imports(source: Source) -> Iterator[str]:
     for line, module in imported(source):
         top = module.split(".")[0]
@@ -166,6 +202,7 @@ def spoken(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 RULES: tuple[Callable[[Source], Iterator[str]], ...] = (
     upward_imports,
+    imports_of_higher_rooms,
     impure_imports,
     spark_outside_its_layer,
     names_that_say_nothing,
@@ -191,6 +228,38 @@ def test_package_keeps(rule: Callable[[Source], Iterator[str]]) -> None:
     assert sources, f"nothing to check under {ROOT}"
     breaches = [breach for source in sources for breach in rule(source)]
     assert not breaches, "\n" + "\n".join(breaches)
+
+
+def test_a_module_name_means_one_thing() -> None:
+    stems: dict[str, list[str]] = {}
+    for source in package_sources():
+        stem = Path(source.path).stem
+        if not stem.startswith("__") and source.unit != "bench":
+            stems.setdefault(stem, []).append(source.path)
+    assert {stem: paths for stem, paths in stems.items() if len(paths) > 1} == {}
+
+
+@pytest.mark.parametrize("unit", sorted(ROOMS))
+def test_a_room_is_small_enough_to_look_through(unit: str) -> None:
+    for room in [path for path in (ROOT / unit).iterdir() if path.is_dir() and path.name != "__pycache__"]:
+        modules = [path for path in room.glob("*.py") if path.name != "__init__.py"]
+        assert 0 < len(modules) <= ROOM_MODULES_MAX, f"{room.name} has {len(modules)} modules"
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "count"),
+    [
+        ("runtime/instance/seat.py", "from godwit.runtime.host import gate", 1),
+        ("runtime/instance/seat.py", "import godwit.runtime.router.link", 1),
+        ("runtime/liveness/waits.py", "from godwit.runtime.processor.rows import Rows", 1),
+        ("runtime/attic/chest.py", "", 1),
+        ("runtime/host/gate.py", "from godwit.runtime.instance.seat import Seat", 0),
+        ("runtime/host/gate.py", "from godwit.runtime.host import exchange", 0),
+        ("runtime/controller.py", "from godwit.runtime.host import gate", 0),
+    ],
+)
+def test_import_of_a_higher_room_is_reported(path: str, code: str, count: int) -> None:
+    assert len(breaches(imports_of_higher_rooms, path, code)) == count
 
 
 DOC = '"""What it decides."""\n'
@@ -220,7 +289,7 @@ def breaches(rule: Callable[[Source], Iterator[str]], path: str, code: str) -> l
         ("windows/count.py", "from godwit.workload import rows"),
         ("errors.py", "from godwit.model import ledger"),
         ("model/ledger.py", "import godwit.state.keys"),
-        ("runtime/host.py", "from godwit import spark"),
+        ("runtime/host/host.py", "from godwit import spark"),
         ("spark/source.py", "from godwit.testing import tester"),
         ("api.py", "import godwit"),
         ("api.py", "import godwit.demo"),
@@ -237,7 +306,7 @@ def test_upward_or_sideways_import_is_reported(path: str, code: str) -> None:
     [
         ("state/tables.py", "from godwit import errors\nfrom godwit.model.ledger import Ledger"),
         ("state/tables.py", "from godwit.state.keys import Key\nfrom . import keys\nfrom .keys import Key"),
-        ("runtime/host.py", "from godwit.state import keys\nimport godwit.transport.wire"),
+        ("runtime/host/host.py", "from godwit.state import keys\nimport godwit.transport.wire"),
         ("spark/source.py", "from godwit.workload import rows\nfrom godwit.windows import count"),
         ("__init__.py", "from godwit.api import Flock\nfrom . import errors"),
         ("demo.py", "import godwit\nfrom godwit import Flock"),
@@ -260,7 +329,7 @@ def test_downward_import_is_not_reported(path: str, code: str) -> None:
         ("model/ledger.py", "from random import Random"),
         ("errors.py", "import threading"),
         ("errors.py", "import pyarrow"),
-        ("workload/rows.py", "import random"),
+        ("workload/numbered_rows.py", "import random"),
     ],
 )
 def test_impure_import_is_reported(path: str, code: str) -> None:
@@ -274,8 +343,8 @@ def test_impure_import_is_reported(path: str, code: str) -> None:
             "model/ledger.py",
             "from __future__ import annotations\nimport json\nfrom godwit import errors",
         ),
-        ("workload/rows.py", "import numpy as np"),
-        ("runtime/host.py", "import os, threading, time"),
+        ("workload/numbered_rows.py", "import numpy as np"),
+        ("runtime/host/host.py", "import os, threading, time"),
     ],
 )
 def test_pure_import_is_not_reported(path: str, code: str) -> None:

@@ -18,8 +18,8 @@ from godwit import errors
 from godwit.control import rule_checks, rules
 from godwit.control.measures import METRICS
 from godwit.migration import PROTOCOLS
-from godwit.spark.history import History
-from godwit.spark.requests import MoveOptions
+from godwit.spark.change.requests import MoveOptions
+from godwit.spark.checkpoint.history import History
 from tests.sim.orders import ORDERS, SKEWS, compare
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import GroupedData
 
 import godwit
-from godwit.spark.operators import OperatorOptions
-from godwit.spark.requests import MoveOptions
+from godwit.spark.change.requests import MoveOptions
+from godwit.spark.define.operators import OperatorOptions
 
 PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "read_state", "rules", "windows"}
 REQUIRED = inspect.Parameter.empty

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from godwit import errors, windows
     from godwit.control import rules
     from godwit.errors import GodwitError
-    from godwit.runtime.native import Processor
-    from godwit.runtime.rows import Outputs, Rows, Times
+    from godwit.runtime.processor.native import Processor
+    from godwit.runtime.processor.rows import Outputs, Rows, Times
+    from godwit.spark.checkpoint.state_view import read_state
     from godwit.spark.flock import Flock
-    from godwit.spark.state_view import read_state
 
 __version__ = "0.1.0"
 __all__ = ["Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "read_state", "rules", "windows"]
@@ -22,12 +22,12 @@ __all__ = ["Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "err
 _HOMES = {
     "Flock": "godwit.spark.flock",
     "GodwitError": "godwit.errors",
-    "Outputs": "godwit.runtime.rows",
-    "Processor": "godwit.runtime.native",
-    "Rows": "godwit.runtime.rows",
-    "Times": "godwit.runtime.rows",
+    "Outputs": "godwit.runtime.processor.rows",
+    "Processor": "godwit.runtime.processor.native",
+    "Rows": "godwit.runtime.processor.rows",
+    "Times": "godwit.runtime.processor.rows",
     "errors": "godwit.errors",
-    "read_state": "godwit.spark.state_view",
+    "read_state": "godwit.spark.checkpoint.state_view",
     "rules": "godwit.control.rules",
     "windows": "godwit.windows",
 }

@@ -23,8 +23,8 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
-from godwit.runtime import rescue
-from godwit.spark.migrations import Migration
+from godwit.runtime.takeover import rescue
+from godwit.spark.change.migrations import Migration
 from tests.spark.flocks import (
     OPERATOR,
     Count,

@@ -37,8 +37,8 @@ class KilledCount(Count):
 
 
 def arm(plan: dict[str, int], marks: Path) -> None:
-    from godwit.runtime.exchange import Exchange
-    from godwit.runtime.instance import Instance
+    from godwit.runtime.host.exchange import Exchange
+    from godwit.runtime.instance.instance import Instance
     from godwit.state.changelog import Changelog
 
     here: dict[str, Any] = {"host": "", "batch": -1}

@@ -22,7 +22,7 @@ import pyspark.cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
-from godwit.runtime.leases import read_lease
+from godwit.runtime.liveness.leases import read_lease
 from tests.spark.flocks import OPERATOR, Count, Files, KeyCount, drain, start, state_of
 
 ROOT = Path(__file__).parents[2]

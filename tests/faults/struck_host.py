@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from godwit.migration.events import AbortAsked
-from godwit.runtime.host import Host
-from godwit.runtime.leases import host_directory, read_lease
-from godwit.runtime.mover import Mover
-from godwit.runtime.peer import Peer
-from godwit.runtime.receiver import Receiver
+from godwit.runtime.handover.connection import Peer
+from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.host.host import Host
+from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.state.changelog import Changelog
 
 

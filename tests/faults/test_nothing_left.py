@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import godwit
-from godwit.runtime.leases import Lease, host_directory, read_lease
+from godwit.runtime.liveness.leases import Lease, host_directory, read_lease
 from tests.faults.driver import App
 from tests.faults.processes import files_under, listens, processes_of
 from tests.spark.flocks import OPERATOR, Count, Kept, KeyCount, drain, kill_host, start, wait_until

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 import godwit
 from godwit.model.units import Units
-from godwit.runtime.leases import host_directory
-from godwit.runtime.rescue import Estate, dealt, fenced, settle
-from godwit.runtime.tables import read_routing, write_routing
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.router.routing_table import read_routing, write_routing
+from godwit.runtime.takeover.rescue import Estate, dealt, fenced, settle
 from tests.integration.nest import HASHED, OPERATOR, Nest, route_hash
 from tests.spark.flocks import wait_until
 

@@ -25,12 +25,12 @@ from godwit.errors import StaleRun
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.controller import Controller, operator_json
-from godwit.runtime.host import HostConfig
-from godwit.runtime.leases import Lease, host_directory, read_lease, write_owner
-from godwit.runtime.native import NativeAdapter, Processor
-from godwit.runtime.route import Route, Task
-from godwit.runtime.router import Router
-from godwit.runtime.spec import Operator, OperatorSpec
+from godwit.runtime.host.host import HostConfig
+from godwit.runtime.liveness.leases import Lease, host_directory, read_lease, write_owner
+from godwit.runtime.processor.native import NativeAdapter, Processor
+from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.runtime.router.route import Route, Task
+from godwit.runtime.router.router import Router
 from godwit.state.changelog import Durability
 from godwit.state.keys import KeyCodec
 from godwit.transport.flight import Client
@@ -40,7 +40,7 @@ INPUT = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 HASHED = pa.schema([*INPUT, ("hash", pa.int64())])
 OPERATOR = "count"
 _SERVE = (
-    "import pickle, sys, time; from godwit.runtime.host import Host; "
+    "import pickle, sys, time; from godwit.runtime.host.host import Host; "
     "Host(pickle.loads(bytes.fromhex(sys.argv[1])), lambda: time.time_ns() // 1_000_000).run()"
 )
 
@@ -157,7 +157,7 @@ class Nest:
 
     def state(self, committed_batch: int) -> dict[int, int]:
         """All hosts' state, as key -> n."""
-        from godwit.runtime.export import rows_of_state
+        from godwit.runtime.reading.export import rows_of_state
 
         found: dict[int, int] = {}
         for host in self.routing.hosts:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from godwit.errors import CheckpointCorrupt, StaleGeneration
-from godwit.runtime.backup_records import Record, Records, mirror_directory
-from godwit.runtime.host import Host
-from godwit.runtime.leases import host_directory
-from godwit.runtime.tables import write_routing
+from godwit.runtime.backup.records import Record, Records, mirror_directory
+from godwit.runtime.host.host import Host
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.router.routing_table import write_routing
 from godwit.state.changelog import Durability
 from godwit.state.fencing import claim
 from tests.integration.nest import OPERATOR, Nest

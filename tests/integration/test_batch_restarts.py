@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from godwit.model.progress import BatchRef
-from godwit.runtime.route import Task
-from godwit.runtime.router import Router
+from godwit.runtime.router.route import Task
+from godwit.runtime.router.router import Router
 from tests.integration.nest import INPUT, Nest, operator_of, rows
 from tests.spark.flocks import Count
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from godwit.errors import DefinitionError
-from godwit.runtime.beats import Beat, Ear, Heart, unpacked
+from godwit.runtime.liveness.beats import Beat, Ear, Heart, unpacked
 
 TOKEN = "secret"
 BEAT = Beat("flock-1", "host-3", 2, 1)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from godwit.errors import RowKillsHost
-from godwit.runtime.letters import rows_of_letters
-from godwit.runtime.native import column
+from godwit.runtime.processor.dead_letters import rows_of_letters
+from godwit.runtime.processor.native import column
 from godwit.state.ledger import Ledger
 from tests.integration.nest import OPERATOR, Nest, operator_of, rows
 from tests.spark.flocks import Count

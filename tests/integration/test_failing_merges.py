@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from godwit.runtime.host import HostConfig
-from godwit.runtime.leases import host_directory
+from godwit.runtime.host.host import HostConfig
+from godwit.runtime.liveness.leases import host_directory
 from tests.integration.nest import Nest, rows
 from tests.spark.flocks import wait_until
 

@@ -14,8 +14,8 @@ import pytest
 
 import godwit
 from godwit.errors import NotReplayable
-from godwit.runtime import pace
-from godwit.runtime.merging import BLOCK_ROWS, Merge
+from godwit.runtime.processor.merging import BLOCK_ROWS, Merge
+from godwit.runtime.router import pace
 from tests.integration.nest import HASHED, OPERATOR, Nest, operator_of, route_hash
 
 MERGE: Merge = (("n", "sum"),)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from godwit.runtime.host import HostConfig
+from godwit.runtime.host.host import HostConfig
 from tests.integration.nest import Nest, rows
 
 pytestmark = [pytest.mark.timeout(300)]

@@ -23,11 +23,10 @@ from godwit.model.progress import BatchRef
 from godwit.model.refusals import Refusals
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
-from godwit.runtime import router
-from godwit.runtime.leases import Lease, drop_lease, host_directory, write_lease
-from godwit.runtime.route import Route, Task
-from godwit.runtime.router import WINDOWS_MAX, Router
-from godwit.runtime.tables import write_routing
+from godwit.runtime.liveness.leases import Lease, drop_lease, host_directory, write_lease
+from godwit.runtime.router.route import Route, Task
+from godwit.runtime.router.router import WINDOWS_MAX, Router, router
+from godwit.runtime.router.routing_table import write_routing
 from godwit.state.ledger import with_rows
 from godwit.transport import wire
 from godwit.transport.flight import Service

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from godwit.runtime.leases import host_directory
-from godwit.runtime.log_reader import LogReader
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.reading.log_reader import LogReader
 from godwit.state.changelog import Changelog
 from tests.integration.nest import Nest, rows
 from tests.integration.test_migration import ended, groups_of, migrate

@@ -14,8 +14,8 @@ import pytest
 
 from godwit.errors import CheckpointCorrupt, WorkLost
 from godwit.model.units import Units
-from godwit.runtime.leases import host_directory
-from godwit.runtime.tables import write_routing
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.router.routing_table import write_routing
 from tests.integration.nest import OPERATOR, Nest, rows
 from tests.integration.test_migration import Checked, groups_of, migrate, report
 from tests.integration.test_takeover import taken_over

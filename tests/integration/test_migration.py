@@ -15,8 +15,8 @@ import pytest
 import godwit
 from godwit.migration import PROTOCOLS
 from godwit.model.units import Unit
-from godwit.runtime.host import Host
-from godwit.runtime.tables import write_routing
+from godwit.runtime.host.host import Host
+from godwit.runtime.router.routing_table import write_routing
 from tests.integration.nest import OPERATOR, Nest, route_hash, rows
 from tests.spark.flocks import Count, wait_until
 

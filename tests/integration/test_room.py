@@ -15,11 +15,11 @@ import pytest
 from godwit.errors import HostUnavailable
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.runtime.link import Link
-from godwit.runtime.room import Asks, Room
-from godwit.runtime.route import Route, Task
-from godwit.runtime.state_reader import StateReader
-from godwit.runtime.waits import Waits
+from godwit.runtime.liveness.make_room import Asks, Room
+from godwit.runtime.liveness.waits import Waits
+from godwit.runtime.reading.state_reader import StateReader
+from godwit.runtime.router.link import Link
+from godwit.runtime.router.route import Route, Task
 from godwit.transport.flight import Service
 from tests.integration.nest import operator_of
 from tests.spark.flocks import Count

@@ -15,8 +15,8 @@ import pyarrow.flight as flight
 import pytest
 
 from godwit.errors import HostUnavailable, MalformedRequest, NotReplayable, StaleGeneration, StaleRun, WrongToken
-from godwit.runtime import pace
-from godwit.runtime.pace import ROWS_MIN
+from godwit.runtime.router import pace
+from godwit.runtime.router.pace import ROWS_MIN
 from godwit.transport import wire
 from tests.integration.nest import INPUT, OPERATOR, Nest, route_hash, rows
 from tests.spark.flocks import Count, assert_exact

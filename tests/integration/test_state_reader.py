@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import HostUnavailable, StaleGeneration
-from godwit.runtime.leases import write_owner
-from godwit.runtime.state_reader import StateReader
+from godwit.runtime.liveness.leases import write_owner
+from godwit.runtime.reading.state_reader import StateReader
 from tests.integration.nest import Nest, route_hash, rows
 from tests.integration.test_migration import ended, groups_of, migrate
 

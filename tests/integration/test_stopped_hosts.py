@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from godwit.runtime.tables import write_routing
+from godwit.runtime.router.routing_table import write_routing
 from tests.integration.nest import OPERATOR, Nest, rows
 from tests.integration.test_migration import Checked, Flow, ended, groups_of, migrate
 from tests.integration.test_takeover import check, copies_stand, taken_over

@@ -11,12 +11,12 @@ import pytest
 
 from godwit.errors import GodwitError, HostUnavailable, StaleGeneration
 from godwit.model.units import Units
-from godwit.runtime import rescue
-from godwit.runtime.host import Host
-from godwit.runtime.leases import host_directory
-from godwit.runtime.rescue import Estate, Shares, dealt, fenced, settle
-from godwit.runtime.tables import read_routing, write_routing
-from godwit.runtime.wills import read_will
+from godwit.runtime.host.host import Host
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.liveness.wills import read_will
+from godwit.runtime.router.routing_table import read_routing, write_routing
+from godwit.runtime.takeover import rescue
+from godwit.runtime.takeover.rescue import Estate, Shares, dealt, fenced, settle
 from tests.integration.nest import OPERATOR, Nest
 from tests.integration.test_migration import Flow, ended, groups_of, migrate, report
 from tests.spark.flocks import wait_until
@@ -212,7 +212,7 @@ def test_an_heir_is_killed_too(nest: Nest, written: bool) -> None:
 
 
 def nest_start_again(nest: Nest, host: str) -> None:
-    from godwit.runtime.host import Host
+    from godwit.runtime.host.host import Host
 
     Host(nest.config(host), lambda: 0).run()
 

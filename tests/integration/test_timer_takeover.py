@@ -14,7 +14,7 @@ import pytest
 
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.units import Units
-from godwit.runtime.rescue import dealt, settle
+from godwit.runtime.takeover.rescue import dealt, settle
 from tests.integration.bells import Belfry, Tasks
 from tests.integration.nest import OPERATOR
 from tests.integration.test_migration import groups_of, migrate, report

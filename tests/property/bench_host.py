@@ -16,14 +16,14 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.controller import operator_json
-from godwit.runtime.exchange import Exchange
-from godwit.runtime.instance import Instance
-from godwit.runtime.seat import Seat
-from godwit.runtime.seats import Seats
-from godwit.runtime.spec import Operator, OperatorSpec
-from godwit.runtime.watch import Watch
-from godwit.runtime.work import Chunk, Work
-from godwit.spark.stateful import RowAdapter, describe
+from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.runtime.processor.watchdog import Watch
+from godwit.spark.pyspark_api.stateful import RowAdapter, describe
 from godwit.state.changelog import Changelog
 from godwit.state.keys import KeyCodec
 

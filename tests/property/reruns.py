@@ -19,19 +19,19 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
-from godwit.runtime.exchange import Exchange
-from godwit.runtime.heir import Answers, Legacy
-from godwit.runtime.instance import Instance
-from godwit.runtime.luggage import Luggage
-from godwit.runtime.orders import Port
-from godwit.runtime.receiver import Receiver
-from godwit.runtime.rows import Outputs, Rows, Times
-from godwit.runtime.seat import Seat
-from godwit.runtime.seats import Seats
-from godwit.runtime.shares import AWAY, MINE, selects
-from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.watch import Watch
-from godwit.runtime.work import Chunk, Work
+from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.handover.shipment import Luggage
+from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.ownership_columns import AWAY, MINE, selects
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.rows import Outputs, Rows, Times
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.runtime.processor.watchdog import Watch
+from godwit.runtime.takeover.heir import Answers, Legacy
 from godwit.state.changelog import Changelog
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.recovery import take_over

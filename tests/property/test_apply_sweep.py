@@ -23,12 +23,12 @@ import pytest
 import godwit
 from godwit.errors import StateUncertain
 from godwit.model.units import Units
-from godwit.runtime import parcels
-from godwit.runtime.copies import Copies
-from godwit.runtime.following import Following
-from godwit.runtime.orders import Port
-from godwit.runtime.rows import Times
-from godwit.runtime.work import Work
+from godwit.runtime.handover import parcels
+from godwit.runtime.handover.copies import Copies
+from godwit.runtime.handover.forwarding import Following
+from godwit.runtime.handover.order import Port
+from godwit.runtime.instance.work import Work
+from godwit.runtime.processor.rows import Times
 from tests.property.bench_host import NAME, BenchHost, chunk_of, everything_of, operator_of, request, welcome
 
 OWN = str(Path(godwit.__file__).parent)

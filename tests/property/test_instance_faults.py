@@ -26,14 +26,14 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from godwit.errors import ProcessorFailed
 from godwit.model.progress import BatchRef
 from godwit.runtime.controller import operator_json
-from godwit.runtime.export import rows_of_state
-from godwit.runtime.instance import Instance
-from godwit.runtime.seat import Seat
-from godwit.runtime.seats import Seats
-from godwit.runtime.spec import Operator, OperatorSpec
-from godwit.runtime.watch import Watch
-from godwit.runtime.work import Chunk, Work
-from godwit.spark.stateful import RowAdapter, describe
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.runtime.processor.watchdog import Watch
+from godwit.runtime.reading.export import rows_of_state
+from godwit.spark.pyspark_api.stateful import RowAdapter, describe
 from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
 

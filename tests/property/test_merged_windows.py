@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from godwit.model.progress import BatchRef
-from godwit.runtime.instance import Instance
-from godwit.runtime.merging import Merging
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.work import Chunk, Work
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.merging import Merging
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keys import KeyCodec
 from godwit.state.ledger import in_row_order
 from godwit.state.tables import KeyedState

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 import godwit
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.runtime.export import rows_of_state
-from godwit.runtime.instance import Instance
-from godwit.runtime.lanes import windows
-from godwit.runtime.merging import Merging, by_key, checked_merge, fold
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.route import Route
-from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.work import Chunk
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.work import Chunk
+from godwit.runtime.processor.merging import Merging, by_key, checked_merge, fold
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.runtime.reading.export import rows_of_state
+from godwit.runtime.router.lanes import windows
+from godwit.runtime.router.route import Route
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.transport.wire import HASH, ROW

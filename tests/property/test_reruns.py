@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from godwit.errors import BatchIncomplete, CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef
-from godwit.runtime.work import Unwritten, Work
+from godwit.runtime.instance.work import Unwritten, Work
 from godwit.state.ledger import COLUMN_LANE, Ledger
 from godwit.state.tables import KeyedState
 from tests.property.reruns import CODEC, GROUPS, VARIABLES, Flock, Row, sequential

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.runtime import sketch as sketches
-from godwit.runtime.grouping import group_by_key
-from godwit.runtime.sketch import FOLD_ROWS, HotKeys, Sketch
+from godwit.runtime.instance import sketch as sketches
+from godwit.runtime.instance.sketch import FOLD_ROWS, HotKeys, Sketch
+from godwit.runtime.processor.grouping import group_by_key
 from godwit.state.keys import KeyCodec
 
 SCHEMA = pa.schema([("key", pa.int64())])

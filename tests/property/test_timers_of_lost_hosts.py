@@ -24,18 +24,18 @@ import godwit
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.controller import operator_json
-from godwit.runtime.exchange import Exchange
-from godwit.runtime.leases import host_directory
-from godwit.runtime.moves import Moves
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.orders import Port
-from godwit.runtime.rescue import dealt, fenced, settle
-from godwit.runtime.seat import Seat
-from godwit.runtime.seats import Seats
-from godwit.runtime.shares import MINE
-from godwit.runtime.spec import Operator, OperatorSpec
-from godwit.runtime.watch import Watch
-from godwit.runtime.work import Chunk, Work
+from godwit.runtime.handover.order import Port
+from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.instance.ownership_columns import MINE
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.runtime.processor.watchdog import Watch
+from godwit.runtime.takeover.rescue import dealt, fenced, settle
 from godwit.state.changelog import Changelog
 from godwit.state.keys import KeyCodec
 from tests.spark.flocks import wait_until

@@ -13,8 +13,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.rows import Outputs, Rows, Times
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.windows import CountSliding, EventSliding

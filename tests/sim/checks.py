@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from godwit.runtime.spec import OperatorSpec
+from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.codec import compile_codec
 from tests.sim.flock import Flock
 from tests.sim.kernel import Breach

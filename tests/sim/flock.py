@@ -16,13 +16,13 @@ from godwit.errors import GodwitError, HostUnavailable, StaleRun
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
-from godwit.runtime import rescue
 from godwit.runtime.controller import Controller
-from godwit.runtime.host import Host, HostConfig
-from godwit.runtime.leases import host_directory, read_lease, write_owner
-from godwit.runtime.spec import Operator
-from godwit.runtime.tables import write_routing
-from godwit.runtime.wills import read_will
+from godwit.runtime.host.host import Host, HostConfig
+from godwit.runtime.liveness.leases import host_directory, read_lease, write_owner
+from godwit.runtime.liveness.wills import read_will
+from godwit.runtime.processor.spec import Operator
+from godwit.runtime.router.routing_table import write_routing
+from godwit.runtime.takeover import rescue
 from godwit.state.segments import Durability
 from godwit.transport import line
 from tests.sim.kernel import Kernel, Process

@@ -16,17 +16,17 @@ from godwit.migration import target
 from godwit.migration.events import AbortHeard, ReleaseHeard
 from godwit.model.ownership import Outgoing, Ownership, Stand
 from godwit.model.units import Units
-from godwit.runtime.copies import Copies, scan
-from godwit.runtime.exchange import Exchange
-from godwit.runtime.following import Following
-from godwit.runtime.instance import Instance
-from godwit.runtime.luggage import Luggage
-from godwit.runtime.mover import Mover
-from godwit.runtime.moves import Moves
-from godwit.runtime.peer import Out
-from godwit.runtime.receiver import Receiver
-from godwit.runtime.router import Router
-from godwit.runtime.shares import selects
+from godwit.runtime.handover.connection import Out
+from godwit.runtime.handover.copies import Copies, scan
+from godwit.runtime.handover.forwarding import Following
+from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.handover.shipment import Luggage
+from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.ownership_columns import selects
+from godwit.runtime.router.router import Router
 
 Change = tuple[Any, str, Any]  # of a class or module: the name, and what stands there instead
 _holes: dict[str, Hole] = {}

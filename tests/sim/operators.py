@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 import godwit
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.spec import Operator, OperatorSpec, TimeMode
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.spec import Operator, OperatorSpec, TimeMode
 
 INPUT = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("at", pa.timestamp("ms"))])
 NONE = -1  # instead of the time of a timer

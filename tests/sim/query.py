@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from godwit.errors import GodwitError
 from godwit.model.progress import BatchRef
-from godwit.runtime.route import Route, Task
-from godwit.runtime.router import Router
+from godwit.runtime.router.route import Route, Task
+from godwit.runtime.router.router import Router
 from godwit.state.keys import KeyCodec
 from tests.sim.flock import INCARNATION, TOKEN, Flock
 from tests.sim.kernel import Breach, Kernel, Process

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from godwit import ports
 from godwit.errors import InvariantBroken
 from godwit.model.routing import Routing
-from godwit.runtime import router
+from godwit.runtime.router import router
 from godwit.transport import line
 from tests.sim.checks import Checks
 from tests.sim.faults import Faults

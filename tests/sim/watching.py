@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from godwit.model.progress import BatchRef
-from godwit.runtime.exchange import Exchange
-from godwit.runtime.mover import Mover
-from godwit.runtime.receiver import Receiver
-from godwit.runtime.seat import Seat
-from godwit.runtime.work import Work
+from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.work import Work
 
 Effected = Callable[[str, str, Any], None]  # host, migration, effect
 

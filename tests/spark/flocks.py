@@ -27,12 +27,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 import godwit
 from godwit.bench.tally import BALLAST, ballast
-from godwit.spark import workload
-from godwit.spark.migrations import Migration
+from godwit.spark import workload_source as workload
+from godwit.spark.change.migrations import Migration
 from godwit.state.codec import compile_codec
 from godwit.state.variables import Variable
 from godwit.workload import Workload
-from godwit.workload.rows import keys_of
+from godwit.workload.numbered_rows import keys_of
 
 # Hosts and Python workers have no `tests` on their path: what is defined here travels whole.
 for pickler in (cloudpickle, pyspark.cloudpickle):

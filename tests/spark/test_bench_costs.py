@@ -11,7 +11,8 @@ from godwit.bench import costs, failure, stopwatch, throughput
 from godwit.bench.costs import RestSettings
 from godwit.bench.failure import FailureSettings
 from godwit.bench.throughput import ThroughputSettings
-from godwit.spark import operators, workload
+from godwit.spark import workload_source as workload
+from godwit.spark.define import operators
 
 EXACT = {"lost": 0, "duplicated": 0, "out_of_order": 0, "wrong_state": 0}
 

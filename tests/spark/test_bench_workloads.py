@@ -17,7 +17,7 @@ from godwit.bench import load
 from godwit.bench.settings import WORKLOADS, Settings
 from godwit.bench.workloads import NAME, Computation, computation
 from godwit.bench.workloads.words import split
-from godwit.spark import workload as source
+from godwit.spark import workload_source as source
 from godwit.workload import Workload
 from tests.spark.held import Move, through
 

@@ -19,7 +19,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
 import godwit
-from godwit.workload.rows import Workload, keys_of
+from godwit.workload.numbered_rows import Workload, keys_of
 from tests.spark.flocks import Kept, KeyCount, RowCount, assert_exact, drain, kill_host, reach, start, state_of
 
 for pickler in (cloudpickle, pyspark.cloudpickle):

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 
 import godwit
 from godwit.errors import NotEnoughSlots
-from godwit.spark.operators import Definition, numbering
+from godwit.spark.define.operators import Definition, numbering
 from tests.spark.flocks import (
     OPERATOR,
     Count,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from godwit.spark import rescuing
+from godwit.spark.change import rescuing
 from tests.spark.flocks import pid_of, wait_until
 from tests.spark.stage import Stage, staged
 

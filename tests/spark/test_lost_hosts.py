@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from godwit.runtime import rescue
-from godwit.spark import rescuing
+from godwit.runtime.takeover import rescue
+from godwit.spark.change import rescuing
 from tests.spark.flocks import OPERATOR, kill_host, wait_until
 from tests.spark.stage import Stage, staged
 

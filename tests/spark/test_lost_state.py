@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import godwit
-from godwit.spark import workload
+from godwit.spark import workload_source as workload
 from tests.spark.flocks import wait_until
 from tests.spark.side_by_side import Feed
 

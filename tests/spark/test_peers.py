@@ -23,7 +23,7 @@ from godwit.bench.peers import prepare
 from godwit.bench.peers.figures import ballasts, workload_of
 from godwit.bench.peers.settings import PeerSettings
 from godwit.errors import DefinitionError
-from godwit.workload.rows import keys_of
+from godwit.workload.numbered_rows import keys_of
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 

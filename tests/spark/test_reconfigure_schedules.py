@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from godwit.control.moves import groups_in
-from godwit.control.orders import ORDERS
-from godwit.spark.migrations import Migration
+from godwit.control.step_order import ORDERS
+from godwit.spark.change.migrations import Migration
 from tests.spark.flocks import OPERATOR, KeyCount
 from tests.spark.stage import Answer, Stage, left_alone, staged
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import godwit
 from godwit.model.routing import GROUPS
-from godwit.spark import rescuing
+from godwit.spark.change import rescuing
 from tests.integration.bells import Bells
 from tests.spark.flocks import OPERATOR, Kept, KeyCount, drain, kill_host, pid_of, reach, start, wait_until
 

@@ -14,7 +14,7 @@ from pyspark.sql.functions import spark_partition_id, unix_micros
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from godwit.errors import CheckpointMismatch, DefinitionError
-from godwit.spark.workload import FORMAT, WorkloadStreamReader, register
+from godwit.spark.workload_source import FORMAT, WorkloadStreamReader, register
 from godwit.workload import Workload
 
 PAST_MS = 1_700_000_000_000

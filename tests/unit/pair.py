@@ -29,17 +29,17 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime.controller import operator_json
-from godwit.runtime.gate import Gate
-from godwit.runtime.leases import Lease, host_directory, write_lease
-from godwit.runtime.mover import Mover
-from godwit.runtime.moves import Moves
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.orders import Port
-from godwit.runtime.seat import Seat
-from godwit.runtime.seats import Seats
-from godwit.runtime.spec import Operator, OperatorSpec
-from godwit.runtime.watch import Watch
-from godwit.runtime.work import Chunk
+from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.order import Port
+from godwit.runtime.host.gate import Gate
+from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.work import Chunk
+from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog
 from godwit.transport import line, wire
 from tests.unit.test_instance import INPUT, Sum, welcome

@@ -11,8 +11,8 @@ import pytest
 from godwit.control.measures import Load, OperatorLoad, Sample
 from godwit.control.rules import Rule, bottleneck, hot_keys
 from godwit.errors import HostUnavailable, NotEnoughSlots
-from godwit.spark.elasticity import Asked, Autoscaler
-from godwit.spark.history import History
+from godwit.spark.change.autoscaler import Asked, Autoscaler
+from godwit.spark.checkpoint.history import History
 from tests.spark.flocks import wait_until
 
 NOW = bottleneck(for_s=0.0, cool_down_s=3600.0)

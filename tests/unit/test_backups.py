@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from godwit.errors import CheckpointCorrupt, GodwitError, StaleGeneration
-from godwit.runtime import backup_restore, backups
-from godwit.runtime.backup_acks import Acks
-from godwit.runtime.backup_keeping import Keeping
-from godwit.runtime.backup_records import Records, mirror_directory
-from godwit.runtime.backup_restore import restored
-from godwit.runtime.backups import Backup
-from godwit.runtime.leases import Lease, host_directory, write_lease
-from godwit.runtime.orders import Port
+from godwit.runtime.backup import restore as backup_restore
+from godwit.runtime.backup import sender
+from godwit.runtime.backup.acknowledgements import Acks
+from godwit.runtime.backup.keeper import Keeping
+from godwit.runtime.backup.records import Records, mirror_directory
+from godwit.runtime.backup.restore import restored
+from godwit.runtime.backup.sender import Backup
+from godwit.runtime.handover.order import Port
+from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
 from godwit.state.changelog import Changelog
 from godwit.state.mirroring import Feed, Mirror, copy_mirror, has_log
 
@@ -372,7 +373,7 @@ def test_all_that_was_answered_before_it_stood_is_there_when_it_stands(
     Direct.log, Direct.mirror_at, Direct.answered = log, mirror_directory(checkpoint, "b", "a"), 0
     Direct.waits = staticmethod(lambda: backup.acks.waits)
     monkeypatch.setattr(Records, "next", noted_next)
-    monkeypatch.setattr(backups, "Line", Direct)
+    monkeypatch.setattr(sender, "Line", Direct)
     backup.start()
     try:
         assert stood.wait(10)

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.control.backups import Place, keeper_of
+from godwit.control.backup_choice import Place, keeper_of
 
 PLACES = st.dictionaries(
     st.sampled_from([f"host-{at}" for at in range(8)]),

@@ -17,11 +17,11 @@ import pytest
 import godwit
 from godwit.errors import StateTooLarge
 from godwit.model.progress import BatchRef
-from godwit.runtime.instance import Instance
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.parcels import chunk_from
-from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.work import Chunk, Work
+from godwit.runtime.handover.parcels import chunk_from
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state import ledger as ledger_module
 from godwit.state.changes import changes_schema
 from godwit.state.keys import KeyCodec

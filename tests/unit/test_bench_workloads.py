@@ -18,13 +18,13 @@ from godwit.bench.workloads.averages import AverageSpeed, running_averages
 from godwit.bench.workloads.windows import FILLED_WITH, CountWindows
 from godwit.bench.workloads.words import DELAY_MS, WordCount
 from godwit.errors import DefinitionError
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.rows import Rows, Times
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.rows import Rows, Times
 from godwit.state.codec import compile_codec
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.workload import LINE_WORDS, Workload
-from godwit.workload.rows import lane_batches
+from godwit.workload.numbered_rows import lane_batches
 
 START_MS = 1_700_000_000_000
 ROWS, BATCH, KEYS = 3_000, 250, 20

@@ -17,12 +17,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 import godwit
 from godwit.errors import ProcessorTimeout
 from godwit.model.progress import BatchRef
-from godwit.runtime.instance import Instance
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.watch import Watch
-from godwit.runtime.work import Chunk
-from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.work import Chunk
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.runtime.processor.watchdog import Watch
+from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 

@@ -16,7 +16,7 @@ from godwit.cli import bench, elasticity, main, parser
 from godwit.errors import DefinitionError
 from godwit.migration import PROTOCOLS
 from godwit.migration.origin import drawn
-from godwit.spark.history import History
+from godwit.spark.checkpoint.history import History
 
 FIGURES = (
     "disruption_ms peak_jitter_p99_ms peak_jitter_max_ms stabilise_s reconfiguration_s keys_moved bytes_moved"

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from godwit.runtime.instance import Instance
-from godwit.runtime.spec import OperatorSpec
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable

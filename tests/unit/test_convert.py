@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from godwit.errors import OutputMismatch
-from godwit.spark.convert import Frames, FrameSink, RowSink, in_zone, python_rows, python_values
+from godwit.spark.pyspark_api.convert import Frames, FrameSink, RowSink, in_zone, python_rows, python_values
 
 ROME = ZoneInfo("Europe/Rome")
 NOON = dt.datetime(2024, 5, 1, 12, 0, 0, 123456)

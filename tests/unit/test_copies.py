@@ -12,11 +12,11 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
-from godwit.runtime.orders import Port
-from godwit.runtime.receiver import Receiver
-from godwit.runtime.seat import Seat
-from godwit.runtime.seats import Seats
-from godwit.runtime.watch import Watch
+from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.seats import Seats
+from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog
 from godwit.state.ledger import TIMER_ROW, Entry, with_rows
 from tests.unit.test_instance import Sum, instance_of, welcome

@@ -11,8 +11,8 @@ from godwit.control.claims import Claim
 from godwit.control.moves import Move
 from godwit.control.report import Course
 from godwit.model.units import Units
-from godwit.spark.migrations import Migration
-from godwit.spark.reconfigure import Reconfiguration, Request
+from godwit.spark.change.migrations import Migration
+from godwit.spark.change.reconfigure import Reconfiguration, Request
 
 GROUPS = Units(frozenset((1, 2)))
 

@@ -11,12 +11,12 @@ import pytest
 
 from godwit.errors import RowKillsHost
 from godwit.model.progress import BatchRef
-from godwit.runtime.crumbs import Crumbs, Kind, NoTrail, Suspect
+from godwit.runtime.processor.black_box import Crumbs, Kind, NoTrail, Suspect
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from godwit.runtime.crumbs import Crumbs
+from godwit.runtime.processor.black_box import Crumbs
 trail = Crumbs(Path(sys.argv[1]), int(sys.argv[2]), "flock-1").trail("op")
 trail.begin("rows", 4, "lane-0", 10, 19)
 trail.end()

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import Row
 
 from godwit.errors import ProcessorFailed
-from godwit.runtime.export import rows_of_state
-from godwit.runtime.letters import rows_of_letters
-from godwit.runtime.spec import Operator
+from godwit.runtime.processor.dead_letters import rows_of_letters
+from godwit.runtime.processor.spec import Operator
+from godwit.runtime.reading.export import rows_of_state
 from tests.property.bench_host import BenchHost, Everything, chunk_of, operator_of, request, welcome
 
 
@@ -145,7 +145,7 @@ def test_letters_move_with_their_key(host: BenchHost, tmp_path: Path) -> None:
 
 def test_bytes_and_instants_of_a_row_are_readable(tmp_path: Path) -> None:
     from godwit.errors import ProcessorFailed as Failed
-    from godwit.runtime.letters import Letter, _json, row_letter
+    from godwit.runtime.processor.dead_letters import Letter, _json, row_letter
 
     row = pa.RecordBatch.from_pylist([{"b": b"\x00\xff", "t": None, "d": 1.5}])
     letter = Letter.unpack(row_letter(row, 3, "lane", 7, Failed("x", trace="deep"), 9).pack())

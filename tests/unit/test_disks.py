@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from godwit.errors import CheckpointUnusable, DefinitionError
-from godwit.runtime.leases import drop_failure, drop_lease, read_failure, read_lease, read_obituary
-from godwit.spark.disks import Disks, checked_disks
+from godwit.runtime.liveness.leases import drop_failure, drop_lease, read_failure, read_lease, read_obituary
+from godwit.spark.checkpoint.disks import Disks, checked_disks
 
 
 def made(tmp_path: Path, count: int = 3) -> tuple[Path, list[Path], Disks]:

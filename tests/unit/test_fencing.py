@@ -12,7 +12,7 @@ import pytest
 
 from godwit.errors import CheckpointUnusable, StaleGeneration
 from godwit.model.units import Units
-from godwit.runtime.wills import check_alive, read_will, write_will
+from godwit.runtime.liveness.wills import check_alive, read_will, write_will
 from godwit.state.changelog import Changelog
 from godwit.state.fencing import Fence, Token, claim
 from godwit.state.frames import Part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from godwit.errors import NotReplayable
-from godwit.runtime.work import Chunk
+from godwit.runtime.instance.work import Chunk
 from tests.unit.test_instance import rows, totals
 from tests.unit.test_replay import FIRST, begun
 

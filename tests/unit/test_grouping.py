@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.runtime.grouping import group_by_key
-from godwit.runtime.rows import Rows
+from godwit.runtime.processor.grouping import group_by_key
+from godwit.runtime.processor.rows import Rows
 from godwit.state.keys import KeyCodec
 
 KEY = pa.schema({"car": pa.string(), "day": pa.int32()})

@@ -15,8 +15,8 @@ from pyspark.sql import types as sql
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 
 from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
-from godwit.spark.handle import VALUE_BYTES_MAX, Handle, Scope
-from godwit.spark.schemas import arrow_schema, parse_ddl
+from godwit.spark.pyspark_api.handle import VALUE_BYTES_MAX, Handle, Scope
+from godwit.spark.pyspark_api.schemas import arrow_schema, parse_ddl
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 

@@ -12,7 +12,7 @@ import pytest
 from godwit.migration import PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
-from godwit.runtime.peer import Out, Peer
+from godwit.runtime.handover.connection import Out, Peer
 from godwit.state.ledger import Entry, with_rows
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from godwit.model.units import Units
-from godwit.runtime.heir import Heir
-from godwit.runtime.leases import host_directory
-from godwit.runtime.orders import Port
-from godwit.runtime.seat import Seat
+from godwit.runtime.handover.order import Port
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.takeover.heir import Heir
 from godwit.state.changelog import Changelog
 from godwit.state.recovery import take_over
 from tests.unit.test_instance import Sum, instance_of

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from godwit.control.recovery import changed, first_table, rebuilt, settled
+from godwit.control.table_from_hosts import changed, first_table, rebuilt, settled
 from godwit.errors import CheckpointCorrupt
 from godwit.model.ownership import Incoming, Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
-from godwit.runtime.leases import Lease, host_directory, write_lease
-from godwit.spark.history import FILE, History
-from godwit.spark.home import Home, read_roster
-from godwit.spark.timers import TimerReader
+from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
+from godwit.spark.checkpoint.history import FILE, History
+from godwit.spark.checkpoint.home import Home, read_roster
+from godwit.spark.define.timer_source import TimerReader
 from godwit.transport.flight import Service
 
 # -- the lines -------------------------------------------------------------------------------------------------------

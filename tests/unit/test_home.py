@@ -21,10 +21,10 @@ from godwit.errors import (
     CheckpointVersion,
     DefinitionError,
 )
-from godwit.runtime.spec import OperatorSpec
-from godwit.spark import home as home_module
-from godwit.spark.admission import Binding
-from godwit.spark.home import FORMAT, Home, checked_path, replace_json
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.spark.checkpoint import home as home_module
+from godwit.spark.checkpoint.admission import Binding
+from godwit.spark.checkpoint.home import FORMAT, Home, checked_path, replace_json
 
 SPEC = OperatorSpec("speed", "Mean", "row", pa.schema({"car": pa.string()}), pa.schema({"mean": pa.float64()}), ())
 

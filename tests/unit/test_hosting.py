@@ -6,7 +6,7 @@ import pytest
 
 from godwit.errors import CheckpointUnusable, HostUnavailable
 from godwit.runtime.controller import Controller
-from godwit.spark.hosting import _what_python_said
+from godwit.spark.hosts.hosting import _what_python_said
 
 SPARK = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted: Traceback (most recent call last):

@@ -11,13 +11,13 @@ import pytest
 import godwit
 from godwit.errors import GodwitError, ProcessorFailed, StaleRun
 from godwit.model.progress import BatchRef
-from godwit.runtime.exchange import Exchange
-from godwit.runtime.instance import Instance
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.rows import Outputs
-from godwit.runtime.seat import Seat
-from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.work import Chunk, Work
+from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.rows import Outputs
+from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.transport import wire

@@ -12,11 +12,11 @@ import pytest
 import godwit
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
-from godwit.runtime.instance import Instance
-from godwit.runtime.native import NativeAdapter, States, Timers
-from godwit.runtime.rows import Outputs, Rows, Times
-from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.work import Chunk, Work
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.native import NativeAdapter, States, Timers
+from godwit.runtime.processor.rows import Outputs, Rows, Times
+from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.windows import EventTumbling

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from godwit.model.units import Unit, Units
-from godwit.runtime import rescue
-from godwit.runtime.wills import write_will
+from godwit.runtime.liveness.wills import write_will
+from godwit.runtime.takeover import rescue
 from tests.unit.pair import ALL, Pair, Side, joined, kind_is
 
 KEYS = 40

@@ -12,9 +12,9 @@ import pytest
 
 from godwit.errors import NotReplayable
 from godwit.model.routing import Routing
-from godwit.runtime import lanes
-from godwit.runtime.lanes import Window, windows
-from godwit.runtime.route import Numbering, Route
+from godwit.runtime.router import lanes
+from godwit.runtime.router.lanes import Window, windows
+from godwit.runtime.router.route import Numbering, Route
 
 
 def route(numbering: Numbering, gather: bool = False, event_time: str | None = None) -> Route:

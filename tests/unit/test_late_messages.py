@@ -16,9 +16,9 @@ import pytest
 from godwit.migration import PROTOCOLS
 from godwit.migration.events import Declined, Missing, Offered, Prepared, Wanted
 from godwit.model.units import Unit, Units
-from godwit.runtime import parcels
-from godwit.runtime.peer import Answered, Reached
-from godwit.runtime.receiver import Receiver
+from godwit.runtime.handover import parcels
+from godwit.runtime.handover.connection import Answered, Reached
+from godwit.runtime.handover.receiver import Receiver
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
 
 KEYS = 8

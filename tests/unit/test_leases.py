@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from godwit.errors import CheckpointCorrupt, CheckpointUnusable, ProcessorTimeout, StaleGeneration
-from godwit.runtime.leases import (
+from godwit.runtime.liveness.leases import (
     Lease,
     check_owner,
     drop_failure,

@@ -22,8 +22,8 @@ from godwit.bench.measures import (
     wrong_keys,
 )
 from godwit.bench.tally import Tally, ballast
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.rows import Rows, Times
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.rows import Rows, Times
 from godwit.state.codec import compile_codec
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState

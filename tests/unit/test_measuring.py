@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from godwit.errors import HostUnavailable
-from godwit.spark.measuring import Measuring
+from godwit.spark.hosts.host_measures import Measuring
 
 
 class Flock:

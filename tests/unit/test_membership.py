@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from godwit.errors import HostUnavailable
-from godwit.spark.membership import Membership
+from godwit.spark.hosts.membership import Membership
 
 
 def test_a_lost_host_is_gone_before_its_place_on_the_roster_is(tmp_path: Path) -> None:

@@ -16,12 +16,20 @@ import godwit
 from godwit.errors import DefinitionError, HostUnavailable
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.runtime.instance import Instance
-from godwit.runtime.merging import BLOCK_ROWS, HOT_ROWS_MIN, Merge, Merging, check_event_time, checked_merge, pane_way
-from godwit.runtime.native import NativeAdapter
-from godwit.runtime.route import Route
-from godwit.runtime.router import merging_of
-from godwit.runtime.spec import OperatorSpec
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.processor.merging import (
+    BLOCK_ROWS,
+    HOT_ROWS_MIN,
+    Merge,
+    Merging,
+    check_event_time,
+    checked_merge,
+    pane_way,
+)
+from godwit.runtime.processor.native import NativeAdapter
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.runtime.router.route import Route
+from godwit.runtime.router.router import merging_of
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.transport.wire import HASH, ROW

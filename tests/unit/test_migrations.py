@@ -11,8 +11,8 @@ from godwit.control.moves import Move
 from godwit.control.report import Course
 from godwit.errors import HostUnavailable
 from godwit.model.units import Units
-from godwit.spark.migrations import Migration, show
-from godwit.spark.requests import Options
+from godwit.spark.change.migrations import Migration, show
+from godwit.spark.change.requests import Options
 
 
 class Asked:

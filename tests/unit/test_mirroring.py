@@ -11,8 +11,8 @@ import pytest
 from godwit.errors import CheckpointUnusable, GodwitError, MalformedRequest, StaleGeneration
 from godwit.state.changelog import Changelog
 from godwit.state.changes import PUT
-from godwit.state.copying import copy_log
 from godwit.state.fencing import claim
+from godwit.state.log_copy import copy_log
 from godwit.state.mirroring import Feed, Mirror, Piece, copy_mirror, has_log
 from godwit.state.snapshot import Compactor
 from tests.property.test_changelog_crash import define, modelled, state

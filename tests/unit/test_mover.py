@@ -17,11 +17,11 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
-from godwit.runtime.mover import Mover
-from godwit.runtime.orders import Order, Port
-from godwit.runtime.peer import Broken, Out, Peer, Reached
-from godwit.runtime.seat import Seat
-from godwit.runtime.work import Chunk
+from godwit.runtime.handover.connection import Broken, Out, Peer, Reached
+from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.order import Order, Port
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.work import Chunk
 from godwit.state.changelog import Changelog
 from tests.unit.test_instance import Sum, instance_of, rows, welcome
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import DefinitionError, OutputMismatch, ProcessorFailed, StateTypeError
-from godwit.runtime.native import NativeAdapter, Processor, States, Timers, column, running_sum
-from godwit.runtime.rows import Outputs, Rows, Times
+from godwit.runtime.processor.native import NativeAdapter, Processor, States, Timers, column, running_sum
+from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from godwit.control.offered import KEPT, offered
-from godwit.runtime.work import Counters
+from godwit.runtime.instance.work import Counters
 
 Began = list[tuple[int, int]]  # (began at ms, rows of the batches before)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from godwit.control.claims import Claim
 from godwit.control.moves import Move, groups_in, record, recorded, spans
-from godwit.control.orders import ORDERS, STEP_UNITS, STEP_UNITS_SMALL, matching, rounds, step_units, steps
 from godwit.control.report import Course, progress, stall, totals
+from godwit.control.step_order import ORDERS, STEP_UNITS, STEP_UNITS_SMALL, matching, rounds, step_units, steps
 from godwit.model.units import Unit, Units
 
 SOME = Units(frozenset(range(10)), frozenset((-7, 99)))

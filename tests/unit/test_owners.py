@@ -10,7 +10,7 @@ import pytest
 
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
-from godwit.spark.owners import Owners
+from godwit.spark.hosts.owners import Owners
 
 ONE = Unit("group", 1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from godwit.runtime.pace import ROWS_MIN, TARGET_S, Pace
+from godwit.runtime.router.pace import ROWS_MIN, TARGET_S, Pace
 
 
 def test_nothing_is_cut_as_long_as_nothing_is_known() -> None:

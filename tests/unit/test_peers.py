@@ -33,7 +33,7 @@ from godwit.bench.peers.settings import PeerSettings
 from godwit.bench.peers.spark_state import told
 from godwit.bench.timeline import timeline
 from godwit.errors import DefinitionError, PeerFailed
-from godwit.workload.rows import keys_of
+from godwit.workload.numbered_rows import keys_of
 
 SMALL = PeerSettings(keys=7, state_bytes=20, rate=100, warm_up_s=1, steady_s=2, after_s=3)
 START_MS = 1_000_000

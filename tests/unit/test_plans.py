@@ -10,7 +10,7 @@ from godwit.control.planner import shares
 from godwit.errors import NotEnoughSlots
 from godwit.model.routing import Routing
 from godwit.model.units import Units
-from godwit.spark.plans import Plan, Plans
+from godwit.spark.change.plans import Plan, Plans
 
 GROUPS = 64
 SLOTS = 6

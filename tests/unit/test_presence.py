@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from godwit.errors import CheckpointInUse, DefinitionError
-from godwit.runtime import presence
-from godwit.runtime.leases import check_owner, write_owner
-from godwit.runtime.presence import Owner, Presence, asked, read_owner
-from godwit.spark.opening import check_free, myself
+from godwit.runtime.liveness import presence
+from godwit.runtime.liveness.leases import check_owner, write_owner
+from godwit.runtime.liveness.presence import Owner, Presence, asked, read_owner
+from godwit.spark.checkpoint.opening import check_free, myself
 
 
 @pytest.fixture

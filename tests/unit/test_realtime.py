@@ -9,7 +9,7 @@ import pytest
 from godwit.bench.measures import counted
 from godwit.bench.realtime import RECORD_ROWS, first_sent, records
 from godwit.workload import LaneBy, Workload
-from godwit.workload.rows import lane_batches
+from godwit.workload.numbered_rows import lane_batches
 
 START_MS = 1_700_000_000_000
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from godwit.runtime.moves import Moves
-from godwit.runtime.receiver import Receiver
+from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.host.migration_service import Moves
 from godwit.transport import wire
 
 

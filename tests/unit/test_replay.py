@@ -11,10 +11,10 @@ import pytest
 
 from godwit.errors import BatchIncomplete, NotReplayable, ProcessorFailed
 from godwit.model.progress import BatchRef, Progress
-from godwit.runtime import parcels
-from godwit.runtime.instance import Instance
-from godwit.runtime.merging import fold
-from godwit.runtime.work import Chunk
+from godwit.runtime.handover import parcels
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.work import Chunk
+from godwit.runtime.processor.merging import fold
 from godwit.state.ledger import Entry, Ledger, with_rows
 from godwit.transport.wire import CHECK, HASH, ROW
 from tests.unit.test_instance import Sum, instance_of, rows, totals, welcome

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import DefinitionError
-from godwit.runtime.spec import OperatorSpec
-from godwit.spark.requests import Options, checked_options, groups_of, hashes_of
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.spark.change.requests import Options, checked_options, groups_of, hashes_of
 from godwit.state.keys import KeyCodec
 
 

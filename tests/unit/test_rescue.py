@@ -12,8 +12,8 @@ from godwit.errors import CheckpointUnusable, StaleGeneration
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
-from godwit.runtime.rescue import Estate, dealt, settle
-from godwit.runtime.wills import read_will
+from godwit.runtime.liveness.wills import read_will
+from godwit.runtime.takeover.rescue import Estate, dealt, settle
 from godwit.state import documents
 from godwit.state.fencing import claim
 from godwit.state.segments import FileName

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.runtime.lanes import Window
-from godwit.runtime.router import Router
+from godwit.runtime.router.lanes import Window
+from godwit.runtime.router.router import Router
 
 
 def cut(rows: int, paces: list[int | None]) -> list[int]:

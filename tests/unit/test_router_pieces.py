@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import InvariantBroken
-from godwit.runtime.link_pieces import Finish, Piece, by_row, hashes_of, rows_of
+from godwit.runtime.router.pieces import Finish, Piece, by_row, hashes_of, rows_of
 from godwit.transport import wire
 
 SCHEMA = pa.schema([("key", pa.string()), (wire.ROW, pa.int64()), (wire.HASH, pa.int64())])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from godwit.errors import CheckpointCorrupt, CheckpointUnusable
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
-from godwit.runtime import tables
-from godwit.runtime.tables import OwnerTable, RoutingFile, read_routing, routing_path, write_routing
+from godwit.runtime.router import routing_table
+from godwit.runtime.router.routing_table import OwnerTable, RoutingFile, read_routing, routing_path, write_routing
 
 GROUPS = 4
 NAMES = ["a", "b", "c", "d", "e"]
@@ -186,5 +186,5 @@ def test_keys_apart_cost_nothing_when_there_are_none(monkeypatch: pytest.MonkeyP
     def never(self: OwnerTable, hashes: object) -> None:
         raise AssertionError("searched")
 
-    monkeypatch.setattr(tables.OwnerTable, "_find", never)
+    monkeypatch.setattr(routing_table.OwnerTable, "_find", never)
     assert OwnerTable(Routing.spread(["a", "b"], 4)).owners(HASHES).tolist() == [int(h % 4 >= 2) for h in HASHES]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import CheckpointMismatch
-from godwit.runtime.spec import OperatorSpec, schema_of, schema_text
+from godwit.runtime.processor.spec import OperatorSpec, schema_of, schema_text
 from godwit.state.variables import Variable
 
 TOTAL = Variable("total", "value", pa.schema({"n": pa.int64()}))

@@ -24,8 +24,8 @@ from godwit.errors import (
     StateTypeError,
     from_json,
 )
-from godwit.runtime.rows import Adapter, Outputs, Rows, Times
-from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
+from godwit.runtime.processor.rows import Adapter, Outputs, Rows, Times
+from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from godwit.errors import FileSystemUnsafe
-from godwit.spark import storage
-from godwit.spark.home import Home
-from godwit.spark.storage import chosen
+from godwit.spark.checkpoint import storage
+from godwit.spark.checkpoint.home import Home
+from godwit.spark.checkpoint.storage import chosen
 from godwit.state import mounts, probing
 
 OFF_LOOPBACK = "hosts on other machines"

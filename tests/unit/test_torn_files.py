@@ -15,8 +15,8 @@ import pytest
 from godwit.errors import CheckpointCorrupt, CheckpointUnusable, GodwitError, ProcessorTimeout
 from godwit.model.routing import Routing
 from godwit.model.units import Units
-from godwit.runtime.backup_records import Records
-from godwit.runtime.leases import (
+from godwit.runtime.backup.records import Records
+from godwit.runtime.liveness.leases import (
     Lease,
     check_owner,
     drop_lease,
@@ -28,10 +28,10 @@ from godwit.runtime.leases import (
     write_obituary,
     write_owner,
 )
-from godwit.runtime.tables import read_routing, write_routing
-from godwit.runtime.wills import read_will, write_will
-from godwit.spark.history import History
-from godwit.spark.home import Home, read_roster
+from godwit.runtime.liveness.wills import read_will, write_will
+from godwit.runtime.router.routing_table import read_routing, write_routing
+from godwit.spark.checkpoint.history import History
+from godwit.spark.checkpoint.home import Home, read_roster
 from godwit.state.documents import make_directory, replace_document
 
 ERROR = ProcessorTimeout("too long", operator="speed")

@@ -11,11 +11,11 @@ from godwit.errors import CheckpointCorrupt, WorkLost
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Units
-from godwit.runtime.link import Link
-from godwit.runtime.remembered import fired_of
-from godwit.runtime.route import Route, Task
-from godwit.runtime.router_links import Links
-from godwit.runtime.wills import check_inherited, write_will
+from godwit.runtime.instance.remembered import fired_of
+from godwit.runtime.liveness.wills import check_inherited, write_will
+from godwit.runtime.router.link import Link
+from godwit.runtime.router.links import Links
+from godwit.runtime.router.route import Route, Task
 from tests.unit.test_instance_time import NOW_MS, Driver, Timed, told
 
 GROUPS = 4

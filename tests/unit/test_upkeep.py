@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import Bug, CheckpointCorrupt, CheckpointUnusable, StaleGeneration
-from godwit.runtime import upkeep as upkeep_module
-from godwit.runtime.upkeep import Upkeep
-from godwit.runtime.work import Chunk
+from godwit.runtime.host import compaction as upkeep_module
+from godwit.runtime.host.compaction import Upkeep
+from godwit.runtime.instance.work import Chunk
 from godwit.state.frames import FrameReader
 from tests.property.bench_host import BenchHost, chunk_of, operator_of, request, welcome
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from godwit.errors import ProcessorTimeout
-from godwit.runtime import watch as watch_module
-from godwit.runtime.watch import Watch
+from godwit.runtime.processor import watchdog as watch_module
+from godwit.runtime.processor.watchdog import Watch
 
 WAIT_S = 30.0
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from godwit.errors import DefinitionError
 from godwit.workload import LINE_WORDS, ROWS_MAX, Workload
-from godwit.workload.rows import due_count, keys_of, lane_batches, schema_of, words_of
+from godwit.workload.numbered_rows import due_count, keys_of, lane_batches, schema_of, words_of
 
 START_MS = 1_700_000_000_000
 # Worked out apart from the generator, with Python's whole numbers.

@@ -20,7 +20,7 @@ from godwit.bench.settings import (
     START_S,
     Trigger,
 )
-from godwit.control.orders import ORDERS
+from godwit.control.step_order import ORDERS
 from godwit.errors import DefinitionError
 from godwit.migration import PROTOCOLS
 from godwit.workload import KEY_COUNT, SPEEDS, WORDS

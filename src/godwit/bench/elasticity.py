@@ -26,7 +26,7 @@ from godwit.bench.session import session
 from godwit.bench.tally import Tally
 from godwit.bench.watch import Watch
 from godwit.control.rules import sizing
-from godwit.spark import workload
+from godwit.spark import workload_source as workload
 
 NAME: Final = "slow-tally"
 KEYS: Final = 400

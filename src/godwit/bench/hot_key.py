@@ -25,7 +25,7 @@ from godwit.bench.scratch import scratch
 from godwit.bench.session import session
 from godwit.bench.throughput import ThroughputSettings, committed, rates, timed_batches
 from godwit.bench.watch import Watch
-from godwit.runtime.native import column, running_sum
+from godwit.runtime.processor.native import column, running_sum
 
 NAME: Final = "weighed"
 SHARES: Final = (0, 50, 90, 99)  # of the rows, in percent, that one key has beside its part of the others

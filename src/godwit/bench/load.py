@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from godwit.bench.measures import Departures, Numbers
-from godwit.spark import workload
+from godwit.spark import workload_source as workload
 
 LOOK_EVERY_S = 0.1
 SETTLED = 0.9

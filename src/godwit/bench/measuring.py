@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from godwit.bench.pairs import compared
 from godwit.bench.settings import Settings
 from godwit.bench.watch import Watch
-from godwit.runtime.gauges import SWITCH
+from godwit.runtime.instance.gauges import SWITCH
 
 
 def measuring(settings: Settings, runs: int, batches: int, batch_rows: int, watch: Watch) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from godwit.bench import load
 from godwit.bench.measures import Departures, Numbers
 from godwit.workload import Workload
-from godwit.workload.rows import keys_of
+from godwit.workload.numbered_rows import keys_of
 
 LEAD_S: Final = 2.0  # from the start of the query until the first row is due: Spark needs about that long
 # The source walks a list from its head for every record, so records are few: rows of some 70 ms at the default rate.

@@ -9,7 +9,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from godwit.bench.settings import MICRO_BATCH, REAL_TIME, Trigger
-from godwit.spark import workload
+from godwit.spark import workload_source as workload
 
 # For rows that pass as they come: Python in the path is not on Spark's list for this trigger; a buffer smaller than any row is
 # sent at once; and outputs are read by a thread of their own, where Spark's usual one looks for the next row to send first.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
-from godwit.control.orders import DEFAULT_ORDER, ORDERS
+from godwit.control.step_order import DEFAULT_ORDER, ORDERS
 from godwit.errors import DefinitionError
 from godwit.migration import PROTOCOLS
 from godwit.workload import KEY_COUNT, SPEEDS, WORDS

@@ -23,12 +23,12 @@ from pyspark import TaskContext
 
 from godwit import Outputs, Rows, Times
 from godwit.bench.tally import Tally
-from godwit.runtime import router
-from godwit.runtime.exchange import Exchange
-from godwit.runtime.gate import Gate
-from godwit.runtime.instance import Instance
-from godwit.runtime.router_links import Links
-from godwit.spark import operators
+from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.host.gate import Gate
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.router import router
+from godwit.runtime.router.links import Links
+from godwit.spark.define import operators
 from godwit.state.changelog import Changelog
 from godwit.state.tables import KeyedState
 

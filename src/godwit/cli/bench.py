@@ -23,8 +23,8 @@ from godwit.bench.settings import (
     Settings,
 )
 from godwit.cli import elasticity, evaluation
-from godwit.cli.progress import watching
-from godwit.control.orders import ORDERS
+from godwit.cli.progress_bar import watching
+from godwit.control.step_order import ORDERS
 from godwit.errors import DefinitionError
 
 DEFAULTS = Settings()

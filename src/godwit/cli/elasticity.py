@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from godwit.bench.settings import Settings
 from godwit.bench.watch import Watch
-from godwit.cli.progress import watching
+from godwit.cli.progress_bar import watching
 from godwit.errors import DefinitionError
 
 ABOUT = """

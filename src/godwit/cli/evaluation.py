@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from godwit.bench.cases import EXPERIMENTS, Case, cases
-from godwit.cli.progress import watching
+from godwit.cli.progress_bar import watching
 from godwit.errors import DefinitionError
 
 RUN = """

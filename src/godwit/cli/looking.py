@@ -67,7 +67,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _history(given: argparse.Namespace) -> int:
-    from godwit.spark.history import FILE, History
+    from godwit.spark.checkpoint.history import FILE, History
 
     path = Path(given.checkpoint)
     if not (path / FILE).exists():

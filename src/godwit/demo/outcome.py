@@ -16,7 +16,7 @@ from rich.table import Table
 
 from godwit.bench.measures import Departures, Steady, interruption
 from godwit.demo.steps import Done
-from godwit.spark import workload
+from godwit.spark import workload_source as workload
 
 
 def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) -> Table:

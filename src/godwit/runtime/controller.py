@@ -14,7 +14,7 @@ from typing import Any
 from godwit import ports
 from godwit.errors import GodwitError, from_json
 from godwit.model.routing import Routing
-from godwit.runtime.spec import Operator
+from godwit.runtime.processor.spec import Operator
 from godwit.transport import line
 
 

@@ -17,39 +17,39 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from godwit.errors import CheckpointUnusable, DefinitionError, Fenced, GodwitError
-from godwit.runtime.beats import Ear
 from godwit.runtime.controller import Controller
-from godwit.runtime.host import HostConfig
-from godwit.runtime.leases import check_owner, write_owner
-from godwit.runtime.native import Processor
-from godwit.runtime.presence import Presence
-from godwit.runtime.spec import OperatorSpec
-from godwit.spark import timers
-from godwit.spark.admission import Admission
-from godwit.spark.arguments import check_arguments, check_session, check_silence, check_slots, key_names
-from godwit.spark.carrying import Carrier
-from godwit.spark.copying import Copier, restore
-from godwit.spark.defining import Definer
-from godwit.spark.disks import Disks, checked_disks
-from godwit.spark.elasticity import Autoscaler, RulesGiven, checked_asked
-from godwit.spark.history import History
-from godwit.spark.home import Home, checked_path
-from godwit.spark.hosting import TASK_ENDED, HostJob, Hosts
-from godwit.spark.keeping import Keepers
-from godwit.spark.measuring import Measuring
-from godwit.spark.membership import Membership
-from godwit.spark.migrations import Migration
-from godwit.spark.noticing import Noticing
-from godwit.spark.opening import check_free, myself
-from godwit.spark.operators import Definition, OperatorOptions
-from godwit.spark.owners import Owners, RoutingView
-from godwit.spark.reconfigure import Reconfiguration
-from godwit.spark.requests import MoveOptions, asked_units
-from godwit.spark.rescuing import Recovery, Rescuer
-from godwit.spark.slots import Slots, taken_slots
-from godwit.spark.state_view import state_frame
-from godwit.spark.status import flock_status
-from godwit.spark.storage import chosen
+from godwit.runtime.host.host import HostConfig
+from godwit.runtime.liveness.beats import Ear
+from godwit.runtime.liveness.leases import check_owner, write_owner
+from godwit.runtime.liveness.presence import Presence
+from godwit.runtime.processor.native import Processor
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.spark.change.autoscaler import Autoscaler, RulesGiven, checked_asked
+from godwit.spark.change.carrying import Carrier
+from godwit.spark.change.flock_copy import Copier, restore
+from godwit.spark.change.migrations import Migration
+from godwit.spark.change.reconfigure import Reconfiguration
+from godwit.spark.change.requests import MoveOptions, asked_units
+from godwit.spark.change.rescuing import Recovery, Rescuer
+from godwit.spark.checkpoint.admission import Admission
+from godwit.spark.checkpoint.disks import Disks, checked_disks
+from godwit.spark.checkpoint.history import History
+from godwit.spark.checkpoint.home import Home, checked_path
+from godwit.spark.checkpoint.opening import check_free, myself
+from godwit.spark.checkpoint.state_view import state_frame
+from godwit.spark.checkpoint.storage import chosen
+from godwit.spark.define import timer_source
+from godwit.spark.define.arguments import check_arguments, check_session, check_silence, check_slots, key_names
+from godwit.spark.define.defining import Definer
+from godwit.spark.define.operators import Definition, OperatorOptions
+from godwit.spark.hosts.backup_peers import Keepers
+from godwit.spark.hosts.host_measures import Measuring
+from godwit.spark.hosts.hosting import TASK_ENDED, HostJob, Hosts
+from godwit.spark.hosts.membership import Membership
+from godwit.spark.hosts.noticing import Noticing
+from godwit.spark.hosts.owners import Owners, RoutingView
+from godwit.spark.hosts.slots import Slots, taken_slots
+from godwit.spark.hosts.status import flock_status
 from godwit.state.changelog import Durability
 from godwit.transport.addresses import ALL
 
@@ -141,7 +141,7 @@ class Flock:
         self._admission = Admission(spark, onGap == "accept")
         self._disks = Disks(self._home.path, self._home.flock, on_disks)
         self._wire(recovery, silent_s, wait_s)
-        timers.register(spark)
+        timer_source.register(spark)
         atexit.register(self.close)
         self._open(hosts, before)
 

@@ -19,14 +19,14 @@ from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
-from godwit.runtime.export import rows_of_state
-from godwit.runtime.instance import Instance
-from godwit.runtime.merging import Merge, by_key, check_event_time, fold
-from godwit.runtime.native import NativeAdapter, Processor
-from godwit.runtime.spec import OperatorSpec
-from godwit.runtime.work import Chunk, Work
-from godwit.spark.schemas import parse_ddl
-from godwit.spark.stateful import PandasAdapter, RowAdapter, describe
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.merging import Merge, by_key, check_event_time, fold
+from godwit.runtime.processor.native import NativeAdapter, Processor
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.runtime.reading.export import rows_of_state
+from godwit.spark.pyspark_api.schemas import parse_ddl
+from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
 from godwit.state.ledger import in_row_order
 from godwit.state.tables import KeyedState

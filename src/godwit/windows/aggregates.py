@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from godwit.errors import DefinitionError
 from godwit.windows.aggregate import Aggregate
+from godwit.windows.collecting import Collect, First, Last
 from godwit.windows.numbers import Avg, Count, Max, Min, Sum
-from godwit.windows.values import Collect, First, Last
 
 AggregateSpec: TypeAlias = str | Sequence[str]
 

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError
-from godwit.runtime.native import Columns, States, zeros
-from godwit.runtime.rows import Index, Outputs, Rows, Times
+from godwit.runtime.processor.native import Columns, States, zeros
+from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
 from godwit.windows.aggregate import Mask
 from godwit.windows.aggregates import AggregateSpec
 from godwit.windows.window import WINDOW, Window

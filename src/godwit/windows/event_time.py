@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError
-from godwit.runtime.merging import pane_way
-from godwit.runtime.native import States, Timers, values_of
-from godwit.runtime.rows import Index, Outputs, Rows, Times
+from godwit.runtime.processor.merging import pane_way
+from godwit.runtime.processor.native import States, Timers, values_of
+from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
 from godwit.windows.aggregate import Mask
 from godwit.windows.aggregates import AggregateSpec, merge_by
 from godwit.windows.durations import Duration, duration_ms

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from godwit.runtime.native import Columns, Packer, States, zeros
-from godwit.runtime.rows import Index
+from godwit.runtime.processor.native import Columns, Packer, States, zeros
+from godwit.runtime.processor.rows import Index
 from godwit.state.variables import Variable
 from godwit.windows.aggregate import ROWS, Mask
 

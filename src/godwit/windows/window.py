@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from godwit.errors import DefinitionError
-from godwit.runtime.native import Processor
+from godwit.runtime.processor.native import Processor
 from godwit.windows.aggregates import AggregateSpec, bind_aggregate, parse_aggregates
 from godwit.windows.panes import Panes
 

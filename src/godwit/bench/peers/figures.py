@@ -25,7 +25,7 @@ from godwit.bench.measures import (
 from godwit.bench.peers.settings import PeerSettings
 from godwit.bench.timeline import timeline
 from godwit.workload import Workload
-from godwit.workload.rows import keys_of, rows_batch
+from godwit.workload.numbered_rows import keys_of, rows_batch
 
 SHOWN_BEFORE_S: Final = 5.0
 BEHIND_GROWTH: Final = 0.1  # of the steady part; batches of up to a second come and go within it

@@ -29,9 +29,9 @@ from godwit.bench.workloads.computation import (
     rows_by_key,
     valued,
 )
-from godwit.runtime import native
+from godwit.runtime.processor import native
 from godwit.workload import SPEEDS, Workload
-from godwit.workload.rows import speeds_of
+from godwit.workload.numbered_rows import speeds_of
 
 OUTPUT: Final[dict[str, pa.DataType]] = {
     "car": pa.string(),

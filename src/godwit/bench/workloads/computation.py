@@ -21,7 +21,7 @@ from godwit.bench.measures import Numbers, counted, wrong_keys
 from godwit.bench.settings import Settings
 from godwit.bench.tally import ballast, digest
 from godwit.workload import Shape, Workload
-from godwit.workload.rows import keys_of
+from godwit.workload.numbered_rows import keys_of
 
 NAME: Final = "tally"  # of the operator, whatever it computes
 LANES: Final = 2

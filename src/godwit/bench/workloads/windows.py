@@ -32,10 +32,10 @@ from godwit.bench.workloads.computation import (
     rows_by_key,
     valued,
 )
-from godwit.runtime import native
+from godwit.runtime.processor import native
 from godwit.state.variables import Variable
 from godwit.workload import SPEEDS, Workload
-from godwit.workload.rows import speeds_of
+from godwit.workload.numbered_rows import speeds_of
 
 FILLED_WITH: Final = 50.0  # the speed of reports that were there before the first
 REPORTS: Final = pa.schema([("speed", pa.float64())])

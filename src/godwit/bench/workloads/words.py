@@ -22,12 +22,12 @@ from godwit.bench.measures import Numbers
 from godwit.bench.settings import Settings
 from godwit.bench.tally import Ballasted
 from godwit.bench.workloads.computation import LANES, NAME, Computation, Mask, all_numbers, numbers_in, valued
-from godwit.runtime import native
-from godwit.runtime.rows import Index
+from godwit.runtime.processor import native
+from godwit.runtime.processor.rows import Index
 from godwit.windows.aggregate import ROWS
 from godwit.windows.store import PaneStore
 from godwit.workload import LINE_WORDS, WORDS, Workload
-from godwit.workload.rows import due_us, words_of
+from godwit.workload.numbered_rows import due_us, words_of
 
 DELAY_MS: Final = 1_000  # of the watermark
 SLOTS: Final = 4  # windows of a word that are quick to reach; more of them are open only after a long stop

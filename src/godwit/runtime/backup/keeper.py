@@ -1,0 +1,116 @@
+"""The backups that a host keeps for others: what an origin sends is written down, then acknowledged.
+
+Decides nothing about them but when they go: when the newest record of an origin does not name this host. What is wrong with a
+backup never ends the host that keeps it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from godwit import ports
+from godwit.errors import GodwitError, HostUnavailable, MalformedRequest
+from godwit.runtime.backup.records import Records, backups_directory
+from godwit.runtime.handover import parcels
+from godwit.runtime.liveness.leases import host_directory
+from godwit.state.mirroring import Mirror
+from godwit.transport import wire
+from godwit.transport.flight import GONE
+
+
+class Keeping:
+    def __init__(self, checkpoint: str, host: str, stopping: Callable[[], bool]) -> None:
+        self._checkpoint = checkpoint
+        self._host = host
+        self._stopping = stopping
+        self._directory = backups_directory(host_directory(checkpoint, host))
+        self._mirrors: dict[str, Mirror] = {}  # of the newest connection of each origin
+        self._turns: dict[str, ports.Lock] = {}
+        self._lock = ports.lock()
+
+    def tidy(self) -> None:
+        """Remove what is kept for nobody: the backup is elsewhere now, or its host has left."""
+        for directory in self._kept():
+            newest = Records(self._checkpoint, directory.name).newest()
+            with self._turn(directory.name):
+                if directory.name not in self._mirrors and (newest is None or newest.peer != self._host):
+                    shutil.rmtree(directory, ignore_errors=True)
+
+    def bytes_by_origin(self) -> dict[str, int]:
+        found = {}
+        for directory in self._kept():
+            with suppress(OSError):  # files come and go
+                files = [file for file in directory.iterdir() if file.is_file()]
+                found[directory.name] = sum(file.stat().st_size for file in files)
+        return found
+
+    def receive(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
+        """One connection of an origin, until it ends."""
+        writer.begin(pa.schema([]))
+        try:
+            origin = wire.field(header, "backup", str)
+            mirror = self._begun(origin, wire.field(header, "generation", int))
+            try:
+                writer.write_metadata(wire.pack("have", files=mirror.have()))
+                self._converse(origin, mirror, reader, writer)
+            finally:
+                self._hung_up(origin, mirror)
+        except GodwitError as error:
+            with suppress(*GONE):
+                writer.write_metadata(wire.pack_error(error.at(peer=self._host)))
+        except GONE:
+            return
+
+    def _converse(self, origin: str, mirror: Mirror, reader: Any, writer: Any) -> None:
+        while True:
+            message = reader.read_chunk()
+            if self._stopping():
+                raise HostUnavailable(f"{self._host} is being stopped", host=self._host)
+            self._take(origin, mirror, message)
+            writer.write_metadata(wire.pack("ack"))
+
+    def _hung_up(self, origin: str, mirror: Mirror) -> None:
+        with self._turn(origin):
+            if self._mirrors.get(origin) is mirror:
+                del self._mirrors[origin]
+
+    def _begun(self, origin: str, generation: int) -> Mirror:
+        if origin != Path(origin).name or origin.startswith("."):
+            raise MalformedRequest(f"{origin!r} is no name of a host")
+        with self._turn(origin):
+            mirror = self._mirrors[origin] = Mirror(self._directory / origin, generation)
+            return mirror
+
+    def _take(self, origin: str, mirror: Mirror, message: Any) -> None:
+        note = wire.unpack(message.app_metadata, "piece", "manifest", "clear", "ping")
+        with self._turn(origin):
+            if self._mirrors.get(origin) is not mirror:
+                raise HostUnavailable(f"{origin} has another connection by now", host=self._host)
+            match note["kind"]:
+                case "piece":
+                    body = parcels.body_of(message)
+                    mirror.write(note["file"], note["offset"], memoryview(body), ahead=note["ahead"])
+                case "manifest":
+                    mirror.replace_manifest(parcels.body_of(message).to_pybytes())
+                case "clear":
+                    mirror.clear()
+                case _:
+                    mirror.check()
+            if note.get("sync"):
+                mirror.sync()
+
+    def _turn(self, origin: str) -> ports.Lock:
+        with self._lock:
+            return self._turns.setdefault(origin, ports.lock())
+
+    def _kept(self) -> list[Path]:
+        try:
+            return sorted(path for path in self._directory.iterdir() if path.is_dir())
+        except OSError:
+            return []

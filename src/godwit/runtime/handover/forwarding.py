@@ -1,0 +1,141 @@
+"""What happens to keys while they are being moved, told as it happens: what the target must hear, and which keys are new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.model.progress import BatchRef
+from godwit.runtime.handover import parcels
+from godwit.runtime.handover.connection import Line, Out
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.rows import Times
+from godwit.state.changes import Changes
+from godwit.state.keys import Key
+
+SLICE_KEYS = 256  # copied at a time
+
+Select = Callable[[Any], Any]
+
+
+class Following:
+    """Forwards what happens to keys that have been copied; called with the lock held, right after it has happened."""
+
+    def __init__(self, seat: Seat, line: Line, step: int, select: Select, forward: str, check: bool) -> None:
+        self.pending: list[tuple[int, int, Key]] = []
+        self.keys: set[Key] = set()
+        self.rows = 0
+        self._instance = seat.instance
+        self._line = line
+        self._check = check
+        self._step = step
+        self._select = select
+        self._forward = forward
+        self._frontier: int | None = -(1 << 63)  # hashes below it are copied; None: all are
+
+    def found(self, key: Key, route_hash: int) -> None:
+        """A new key. If its place has been passed, all that ever happened to it is forwarded."""
+        if not self._select(np.array([route_hash]))[0]:
+            return
+        self.keys.add(key)
+        if self._frontier is not None and route_hash >= self._frontier:
+            heappush(self.pending, (route_hash, len(self.pending) + (1 << 40), key))
+
+    def next_slice(self) -> list[Key]:
+        """The keys that are copied next, whole hashes at a time; the frontier moves behind them."""
+        keys: list[Key] = []
+        while self.pending and len(keys) < SLICE_KEYS:
+            route_hash = self.pending[0][0]
+            while self.pending and self.pending[0][0] == route_hash:
+                keys.append(heappop(self.pending)[2])
+            self._frontier = route_hash + 1
+        if not self.pending and not keys:
+            self._frontier = None
+        return keys
+
+    def _copied(self, hashes: Any) -> Any:
+        chosen = self._select(hashes)
+        return chosen if self._frontier is None else chosen & (hashes < self._frontier)
+
+    def applied(self, request: BatchRef, lane: str, chunk: Chunk, times: Times, keys: Any, work: Work) -> None:
+        copied = self._copied(chunk.hashes)
+        if not copied.any():
+            return
+        instance = self._instance
+        if self._forward == "changes":
+            self._changes(request.batch, work.changes)
+            return
+        part = chunk.filter(copied)
+        self.rows += len(part)
+        fields: dict[str, Any] = {
+            "step": self._step,
+            "lane": lane,
+            "progress": instance.progress.to_dict(),
+            "times": parcels.times_list(times),
+        }
+        if self._check:
+            fields["expect"] = self._expected(part, work)
+        bodies = (parcels.chunk_body(c) for c in (part,))
+        self._line.put(Out("replay", bodies, fields, len(part)))
+
+    def _expected(self, part: Chunk, work: Work) -> str:
+        instance = self._instance
+        changes = parcels.only(work.changes.to_batch(instance.key_codec), instance.key_codec, self._copied)
+        rows = set(part.rows.tolist())
+        outputs = [
+            batch.filter(pa.array([row in rows for row in batch.column(0).to_pylist()])) for batch in work.outputs
+        ]
+        return parcels.fingerprint(changes, outputs)
+
+    def changed(self, batch: int, changes: Changes) -> None:
+        self._changes(batch, changes)
+
+    def _changes(self, batch: int, changes: Changes) -> None:
+        if not len(changes):
+            return
+        self._tell(changes.to_batch(self._instance.key_codec), settled=False)
+
+    def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
+        for batch in changes:
+            self._tell(batch, settled=True)
+
+    def _tell(self, changes: pa.RecordBatch, settled: bool) -> None:
+        part = parcels.only(changes, self._instance.key_codec, self._copied)
+        if len(part):
+            self.rows += len(part)
+            fields = {"step": self._step, "progress": self._instance.progress.to_dict(), "settled": settled}
+            self._line.put(Out("changes", (b.serialize() for b in (part,)), fields, len(part)))
+
+
+class Noting:
+    """Notes new keys of the units that move, and how many of their rows were applied here; called with the lock held."""
+
+    def __init__(self, seat: Seat, select: Select, note: Callable[[list[Key], list[int]], None]) -> None:
+        self.rows = 0
+        self._codec = seat.instance.key_codec
+        self._select = select
+        self._note = note
+
+    def applied(
+        self, request: BatchRef, lane: str, chunk: Chunk, times: Times, keys: Sequence[Key], work: Work
+    ) -> None:
+        chosen = self._select(chunk.hashes)
+        if chosen.any():
+            self.rows += int(chosen.sum())
+            moving = set(chunk.hashes[chosen].tolist())
+            found = [(key, h) for key in keys if (h := self._codec.route_hash(key)) in moving]
+            self._note([key for key, _ in found], [h for _, h in found])
+
+    def changed(self, batch: int, changes: Changes) -> None:
+        return
+
+    def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
+        """Some that the batch had removed are back."""
+        hashes = np.array([self._codec.route_hash(key) for key in keys], np.int64)
+        chosen = np.flatnonzero(self._select(hashes)).tolist()
+        self._note([keys[i] for i in chosen], hashes[chosen].tolist())

@@ -1,0 +1,112 @@
+"""What travels between origin and target: a small description and a body of bytes, in one column of one stream.
+
+The same form as a changelog's parts, so that what arrives can be written down as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.model.units import Unit, Units
+from godwit.runtime.instance.work import Chunk
+from godwit.runtime.processor.rows import Times
+from godwit.state.keys import KeyCodec
+from godwit.transport import wire
+
+SCHEMA = pa.schema([pa.field("body", pa.large_binary())])
+
+
+def write(writer: Any, kind: str, body: Any = None, **fields: Any) -> int:
+    """Send one; gives the bytes of its body."""
+    note = wire.pack(kind, **fields)
+    if body is None:
+        writer.write_metadata(note)
+        return 0
+    data = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
+    offsets = pa.py_buffer(np.array([0, data.size], np.int64).tobytes())
+    column = pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data])
+    writer.write_with_metadata(pa.RecordBatch.from_arrays([column], schema=SCHEMA), note)
+    return int(data.size)
+
+
+def body_of(message: Any) -> Any:
+    """The body of a message that has one, without a copy: an Arrow buffer."""
+    column = message.data.column(0)
+    _, ends, data = column.buffers()
+    begin, end = np.frombuffer(ends, np.int64, 2, column.offset * 8).tolist()
+    return data.slice(begin, end - begin)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def chunk_body(chunk: Chunk) -> pa.Buffer:
+    checks = [] if chunk.checks is None else [pa.array(chunk.checks)]
+    columns = [*chunk.batch.columns, *checks, pa.array(chunk.rows), pa.array(chunk.hashes)]
+    check = [pa.field(wire.CHECK, pa.int32())] if checks else []
+    numbers = [pa.field(wire.ROW, pa.int64()), pa.field(wire.HASH, pa.int64())]
+    schema = pa.schema([*chunk.batch.schema, *check, *numbers])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return sink.getvalue()
+
+
+def chunk_of(body: pa.Buffer) -> Chunk:
+    batch = pa.ipc.open_stream(body).read_next_batch()
+    return chunk_from(batch)
+
+
+def chunk_from(batch: pa.RecordBatch) -> Chunk:
+    """A chunk from a batch whose last two columns are row numbers and routing hashes, perhaps with checks before them."""
+    names = batch.schema.names
+    checked = wire.CHECK in names[-3:-2]
+    found = [
+        np.ascontiguousarray(batch.column(batch.num_columns + at).to_numpy()) for at in (-2, -1, -3)[: 2 + checked]
+    ]
+    return Chunk(batch.select(names[: -2 - checked]), *found)
+
+
+def times_list(times: Times) -> list[int]:
+    return [times.processing_ms, times.watermark_ms, times.late_ms]
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+
+
+def only(changes: pa.RecordBatch, codec: KeyCodec, select: Callable[[Any], Any]) -> pa.RecordBatch:
+    """The change rows of the selected keys."""
+    keys = codec.from_arrow(changes.columns[: len(codec.schema)])
+    hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
+    return changes.filter(pa.array(select(hashes)))
+
+
+def fingerprint(changes: pa.RecordBatch, outputs: Sequence[pa.RecordBatch]) -> str:
+    """The same for the same changes and outputs, whatever else was in the chunk with them."""
+    import xxhash
+
+    digest = xxhash.xxh64()
+    for row in sorted(map(repr, changes.to_pylist())):
+        digest.update(row.encode())
+    for row in sorted(repr(row) for batch in outputs for row in batch.to_pylist()):
+        digest.update(row.encode())
+    return digest.hexdigest()
+
+
+# -- units -----------------------------------------------------------------------------------------------------------
+
+
+def epochs_list(epochs: dict[Unit, int]) -> list[list[Any]]:
+    return [[unit.kind, unit.id, epoch] for unit, epoch in epochs.items()]
+
+
+def epochs_of(data: Sequence[Sequence[Any]]) -> dict[Unit, int]:
+    return {Unit(kind, id_): epoch for kind, id_, epoch in data}
+
+
+def units_in(note: dict[str, Any]) -> Units:
+    return Units.from_dict(wire.field(note, "units", dict))

@@ -1,0 +1,384 @@
+"""The target's side of a migration on a host: runs the machine of a target over as many connections as it takes.
+
+What comes goes to `copies`, in the order sent, as long as the machine says that its step takes it; what becomes of it is the
+machine's word too. What comes late, again, or of a step that is prepared or served is ignored. A copy is not served before the
+origin has released it: the gate holds or refuses its rows, and its timers do not fire.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from godwit import ports
+from godwit.errors import GodwitError
+from godwit.migration.events import (
+    AbortHeard,
+    Announced,
+    AnswerDeclined,
+    AnswerMissing,
+    AnswerOffered,
+    AnswerPrepared,
+    Arrived,
+    AskOutcome,
+    Discard,
+    Durable,
+    Effect,
+    Event,
+    Expect,
+    OriginLost,
+    Persist,
+    Promised,
+    ReleaseHeard,
+    Serve,
+    Stage,
+)
+from godwit.migration.target import Phase, Target
+from godwit.model.progress import Progress
+from godwit.model.units import Units
+from godwit.runtime.handover import parcels
+from godwit.runtime.handover.copies import Copies
+from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.switch_interval import prompt
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.liveness.leases import host_directory, read_lease
+from godwit.runtime.liveness.waits import waits
+from godwit.runtime.liveness.wills import read_will, step_name
+from godwit.transport import line, wire
+from godwit.transport.flight import GONE
+
+ASK_AGAIN_S = 0.02
+ORPHAN_WAIT_S = 2.0  # until the end of a connection is noticed whose other side is gone
+ORPHAN_ASK_S = 0.05  # copies whose origin is back are dropped, and made anew by it
+
+
+class Receiver:
+    """One migration at its target, over as many connections as it takes."""
+
+    def __init__(
+        self,
+        port: Port,
+        seat: Seat,
+        migration: str,
+        origin: str,
+        prepared: dict[int, Units] | None = None,
+        kept: bool = False,
+    ) -> None:
+        self.id = migration
+        self.origin = origin
+        self._port = port
+        self._seat = seat
+        self._machine = Target(prepared)
+        self._copies = Copies(port, seat, migration, origin)
+        self._kept = kept
+        self.callers = 0  # connections that have come and have not been seen to end
+        self.orphaned = False  # the origin of a standby is away, and its copies are still here
+        self._writer: Any = None
+        self._writing = ports.lock()
+        self._acting = ports.rlock()  # one event at a time: connections, and the answers to questions
+        self._connection: ExitStack | None = None  # the newest, and what is held for as long as it lasts
+        self._ended = ports.event()  # set while there is none
+        self._ended.set()
+        self._wanted = Units()
+        seat.wanted.append(self.want)
+        for units in (prepared or {}).values():
+            seat.staging[migration] = seat.staging.get(migration, Units()) | units
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def serve(self, reader: Any, writer: Any, generation: int) -> None:
+        """One connection from this generation of the origin, until it ends.
+
+        Or until there is another, or another generation: an origin that is stopped, or whose machine has vanished, never ends
+        it. Then what it held is let go, though the thread that reads from it may stay until TCP gives up.
+        """
+        directory = host_directory(self._port.checkpoint, self.origin)
+        lease = read_lease(directory)
+        if lease is not None and lease.generation > generation:
+            return  # it does not know yet that it has been replaced
+        with ExitStack() as connection:
+            connection.enter_context(prompt())
+            self._begin(connection)
+            try:
+                while True:
+                    with waits().over(directory, lease, lambda: self._try_end(connection)):
+                        message = reader.read_chunk()
+                    if not self._hear(connection, message, writer):
+                        return
+            except (StopIteration, GodwitError, *GONE):
+                return
+            finally:
+                self._end(connection)
+
+    def _begin(self, connection: ExitStack) -> None:
+        with self._acting:
+            self._end(self._connection)
+            self.drop_copies()
+            self._connection = connection
+            self._ended.clear()
+            self._wanted = Units()
+
+    def _hear(self, connection: ExitStack, message: Any, writer: Any) -> bool:
+        """False after the last message, and if what is said on this connection does not count any more."""
+        note = wire.unpack(message.app_metadata)
+        with self._acting:
+            if self._connection is not connection or note["kind"] == "bye":
+                return False
+            if note["kind"] == "hello":
+                self.greet(writer)
+                return True
+            try:
+                self.tell(note, parcels.body_of(message) if message.data is not None else None)
+            except GodwitError as error:
+                self._answer("failed", error=error.at(host=self._port.host).to_json())
+            return True
+
+    def _end(self, connection: ExitStack | None) -> None:
+        """What it brings after that must not be taken for what the next one brings, nor dropped with it."""
+        with self._acting:
+            if connection is not None and self._connection is connection:
+                self._connection = None
+                connection.close()
+                self._hang_up()
+                self._ended.set()
+
+    def _try_end(self, connection: ExitStack) -> None:
+        """For the thread that ends waits: it calls again, so it need not wait for somebody who may be waiting for it."""
+        if self._acting.acquire(blocking=False):
+            try:
+                self._end(connection)
+            finally:
+                self._acting.release()
+
+    def _hang_up(self) -> None:
+        """Copies of a standby stay until their origin is back: if it is lost for good, this host may be its heir."""
+        with self._writing:
+            self._writer = None
+        self.orphaned = self._kept and self.following is not None
+        if self.orphaned:
+            ports.thread(self._await_origin, "godwit-orphan").start()
+        else:
+            self._handle(OriginLost())
+
+    def _await_origin(self) -> None:
+        pause = ports.event()
+        while self.orphaned and not self._port.stopping():
+            if ask_outcome(self._port, self.origin, self._seat.instance.name, f"{self.id}/0") != "away":
+                self.drop_copies()
+            pause.wait(ORPHAN_ASK_S)
+
+    def drop_copies(self) -> None:
+        """Of a standby whose origin is back, or whose copies are of no use."""
+        with self._acting:
+            if self.orphaned:
+                self.orphaned = False
+                self._handle(OriginLost())
+
+    def greet(self, writer: Any) -> None:
+        """Nothing is said before this. Who asks the origin for an outcome may hear of it, and say so, at any time."""
+        with self._writing, suppress(*GONE, pa.ArrowInvalid):
+            writer.write_metadata(wire.pack("hello"))
+            self._writer = writer
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is open here any more."""
+        return not self.callers and self._machine.settled and not self.orphaned
+
+    # -- copies of a standby whose origin is lost --------------------------------------------------------------------
+
+    @property
+    def following(self) -> int | None:
+        """The batch of which the copies were last heard: all before it they have. None if some do not stand."""
+        steps, standing = self._machine.steps, self._copies.standing
+        stand = all(at in standing and step.phase is Phase.ABSENT for at, step in steps.items())
+        return min(standing.values()) if steps and stand else None
+
+    @property
+    def written(self) -> tuple[int, int] | None:
+        """How far the origin's log had been written when the copies were last heard of: generation and lsn."""
+        return self._copies.written
+
+    def copied_before(self, batch: int) -> bool:
+        """Whether the copies were whole when the batch began: else they do not tell what their keys held then."""
+        return self._copies.copied_in < batch
+
+    def adopt(self, other: Receiver, units: Units) -> bool:
+        """Take over the copies that another migration has brought here; False if they are not all of these units."""
+        other._ended.wait(ORPHAN_WAIT_S)  # what is still on its way is worth having
+        with other._acting, self._acting, self._seat.changed:
+            other._end(other._connection)  # the origin is fenced: nothing that it says counts any more
+            return self._adopted(other, units)
+
+    def _adopted(self, other: Receiver, units: Units) -> bool:
+        batch = other.following
+        if not other.orphaned or batch is None or not self._copies.adopt(other._copies, units, batch):
+            return False
+        other._machine, other.orphaned = Target(), False
+        self._machine.on(Announced(0, units))  # what it asks for is done: the copies are written down
+        return True
+
+    def drop_adopted(self) -> None:
+        with self._acting:
+            self._copies.drop_adopted()
+
+    @property
+    def operator(self) -> str:
+        return self._seat.instance.name
+
+    def close(self) -> None:
+        with self._seat.lock:
+            self._seat.wanted.remove(self.want)
+
+    def _answer(self, kind: str, **fields: Any) -> None:
+        with self._writing, suppress(*GONE, pa.ArrowInvalid):
+            if self._writer is not None:
+                self._writer.write_metadata(wire.pack(kind, **fields))
+
+    def want(self, units: Units) -> None:
+        """Rows wait for these units; called with the seat's lock held. Asked for once a connection."""
+        missing = (units & self._machine.promised) - self._wanted
+        if missing:
+            self._wanted |= missing
+            self._answer("wanted", units=missing.to_dict())
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+
+    def tell(self, note: dict[str, Any], body: Any) -> None:
+        """What an origin says, or the log that one has left behind."""
+        with self._acting:
+            self._take(note, body)
+
+    def _take(self, note: dict[str, Any], body: Any) -> None:
+        copies = self._copies
+        if "written" in note:
+            copies.written = tuple(note["written"])
+        match note["kind"]:
+            case "offer":
+                self._offer(parcels.units_in(note))
+            case "step":
+                self._announced(note)
+            case "reached":
+                copies.reached(Progress.from_dict(note["progress"]))
+            case "rest":
+                fits = self._machine.takes(note["step"]) and copies.rest(note)
+                self._handle(Arrived(note["step"], parcels.units_in(note), fits))
+            case "released":
+                self._released(note)
+            case "aborted":
+                units = parcels.units_in(note) if "units" in note else Units()
+                self._handle(AbortHeard(note["step"], units))
+            case _ if not self._machine.takes(note["step"]):
+                return
+            case "copied":
+                copies.stands(note["step"], note["batch"])
+                self._answer("caught_up", step=note["step"], rows=note["rows"])
+            case kind:
+                {
+                    "state": copies.state,
+                    "backup": copies.backup,
+                    "changes": copies.changes,
+                    "replay": copies.replay,
+                    "committed": copies.committed,
+                    "ledger": copies.ledger,
+                }[kind](note, body)
+
+    def _offer(self, units: Units) -> None:
+        """Of what is here already, in whichever way, nothing is expected any more."""
+        with self._seat.changed:
+            expected = self._copies.claim(units)
+        if expected:
+            self._handle(Promised(expected))
+
+    def _announced(self, note: dict[str, Any]) -> None:
+        if self._served(note):
+            self._answer("served", step=note["step"])
+        else:
+            if "apart" in note:  # an origin of an earlier version does not tell
+                self._copies.apart[note["step"]] = note["apart"]
+            self._handle(Announced(note["step"], parcels.units_in(note)))
+
+    def _released(self, note: dict[str, Any]) -> None:
+        if self._served(note):
+            self._answer("served", step=note["step"])
+        else:
+            self._handle(ReleaseHeard(note["step"]))
+
+    def _served(self, note: dict[str, Any]) -> bool:
+        """Whether this host has owned the step in the epochs that are told, though it may have forgotten the step since."""
+        ownership = self._seat.instance.ownership
+        return ownership is not None and ownership.served(parcels.epochs_of(note.get("epochs", ())))
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._machine.on(event):
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Expect(units):
+                self._copies.expect(units)
+            case Stage(step, units):
+                self._copies.announce(step, units)
+            case Persist(step, units):
+                self._copies.prepare(step, units)
+                self._handle(Durable(step))
+            case Serve(step, units):
+                self._copies.serve(step, units)
+                self._answer("served", step=step)
+            case Discard(step, units):
+                self._copies.discard(step, units)
+            case AskOutcome(step):
+                self.ask(step)
+            case _:
+                self._tell(effect)
+
+    def _tell(self, effect: Effect) -> None:
+        match effect:
+            case AnswerOffered(units):
+                self._answer("offered", units=units.to_dict())
+            case AnswerPrepared(step):
+                self._answer("prepared", step=step)
+            case AnswerDeclined(step):
+                self._answer("declined", step=step)
+            case AnswerMissing(step):
+                self._answer("missing", step=step)
+            case _:
+                raise AssertionError(effect)
+
+    # -- the origin's last word --------------------------------------------------------------------------------------
+
+    def ask(self, step: int) -> None:
+        """The origin's log knows. It may be restarting: ask until it answers, in a thread of its own."""
+        ports.thread(self._asking, "godwit-ask", (step,)).start()
+
+    def _asking(self, step: int) -> None:
+        pause = ports.event()
+        while not self._port.stopping():
+            outcome = ask_outcome(self._port, self.origin, self._seat.instance.name, f"{self.id}/{step}")
+            if outcome in ("released", "kept"):
+                with self._acting:
+                    self._handle(ReleaseHeard(step) if outcome == "released" else AbortHeard(step))
+                return
+            pause.wait(ASK_AGAIN_S)
+
+
+def ask_outcome(port: Port, origin: str, operator: str, step: str) -> str:
+    """Of a host that was lost for good, its will says it."""
+    directory = host_directory(port.checkpoint, origin)
+    will = read_will(directory)
+    if will is not None:
+        return "released" if step == step_name(will[0], operator) else "kept"
+    lease = read_lease(directory)
+    if lease is None or lease.incarnation != port.incarnation:
+        return "away"
+    client = line.connect(lease.address, port.token)
+    try:
+        return str(client.call("outcome", timeout_s=5.0, operator=operator, step=step)["outcome"])
+    except GodwitError:
+        return "away"
+    finally:
+        client.close()

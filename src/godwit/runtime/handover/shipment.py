@@ -1,0 +1,145 @@
+"""What goes to the target: the keys of the units that move, found without stopping anybody, and what is told of them.
+
+Decides how state, the batch in progress and the end of a step are put into words and bytes; not when they are sent. But for
+`index`, everything here is called with the lock of the instance held: so it is told in the order in which it happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from godwit.model.units import Unit, Units
+from godwit.runtime.handover import parcels
+from godwit.runtime.handover.connection import Out
+from godwit.runtime.handover.forwarding import SLICE_KEYS, Noting, Select
+from godwit.runtime.instance.ownership_columns import selects
+from godwit.runtime.instance.seat import Seat
+from godwit.state.keys import Key
+from godwit.state.ledger import Entry
+
+SLICE_BYTES = 256 << 10  # sent at a time: a few hundred microseconds of Python's lock
+SLICE_ROWS = 2_000
+INDEX_KEYS = 2_000
+
+
+class Luggage:
+    """`found` hears of every key that turns up, with its routing hash."""
+
+    def __init__(self, seat: Seat, units: Units, found: Callable[[Key, int], None]) -> None:
+        self._seat = seat
+        self._units = units
+        self._tell = found
+        self._keys: dict[Unit, dict[Key, int]] = {}  # of every unit, with their routing hashes
+        self._select = selects(units, self._ownership)
+        self.noting = Noting(seat, self._select, self._note)
+
+    @property
+    def _ownership(self) -> Any:
+        assert self._seat.instance.ownership is not None, "only instances with an ownership take part in migrations"
+        return self._seat.instance.ownership
+
+    # -- keys --------------------------------------------------------------------------------------------------------
+
+    def index(self) -> None:
+        """Find the keys of all units, a few at a time; new ones are noted from now on."""
+        state, codec = self._seat.instance.state, self._seat.instance.key_codec
+        with self._seat.lock:
+            self._seat.instance.followers.append(self.noting)
+            lists = state.key_lists()
+        for keys in lists:
+            for at in range(0, len(keys), INDEX_KEYS):
+                part = keys[at : at + INDEX_KEYS]
+                hashes = np.array([codec.route_hash(key) for key in part], np.int64)
+                chosen = np.flatnonzero(self._select(hashes)).tolist()
+                with self._seat.lock:
+                    self._note([part[i] for i in chosen], hashes[chosen].tolist())
+
+    def _note(self, keys: list[Key], hashes: list[int]) -> None:
+        count = len(self._ownership.groups)
+        for key, route_hash in zip(keys, hashes, strict=True):
+            unit = Unit("key", route_hash) if route_hash in self._units.keys else Unit("group", route_hash % count)
+            known = self._keys.setdefault(unit, {})
+            if key not in known:
+                known[key] = route_hash
+                self._tell(key, route_hash)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._keys.values()))
+
+    def sizes(self, steps: Sequence[Units]) -> list[int]:
+        """About how many bytes each step has."""
+        state = self._seat.instance.state
+        share = state.bytes_estimate / max(state.key_count, 1)
+        return [int(share * sum(len(self._keys.get(unit, ())) for unit in units)) for units in steps]
+
+    def of(self, units: Units) -> dict[Key, int]:
+        return {key: h for unit in units for key, h in self._keys.get(unit, {}).items()}
+
+    def found(self, units: Units, select: Select) -> Collection[Key]:
+        """Also of a step that was released before a restart, whose keys nobody has noted."""
+        if self._keys:
+            return self.of(units)
+        codec = self._seat.instance.key_codec
+        keys = list(self._seat.instance.state.keys())
+        hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
+        return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
+
+    def with_gone(self, keys: Collection[Key], select: Select) -> Collection[Key]:
+        """Also keys that the batch in progress has removed: whoever owns them has to know what they held before it."""
+        gone = self._seat.instance.state.gone()
+        if not gone:
+            return keys
+        chosen = select(np.fromiter(gone.values(), np.int64, len(gone))).tolist()
+        return dict.fromkeys([*keys, *(key for key, mine in zip(gone, chosen, strict=True) if mine)])
+
+    # -- what is told of them ----------------------------------------------------------------------------------------
+
+    def announced(self, migration: str, step: int, units: Units) -> Out:
+        """Before anything of a step. The epochs are those in which the target is to own it: one that has owned it says so."""
+        epochs = {unit: epoch + 1 for unit, epoch in self._epochs(migration, step, units).items()}
+        apart = list(self._ownership.apart(units))
+        fields = {"step": step, "units": units.to_dict(), "epochs": parcels.epochs_list(epochs), "apart": apart}
+        return Out("step", fields=fields)
+
+    def _epochs(self, migration: str, step: int, units: Units) -> dict[Unit, int]:
+        """In which the origin owns the units, or did until it released them."""
+        released = self._ownership.outgoing.get(f"{migration}/{step}")
+        if released is None:
+            return {unit: self._ownership.share(unit).epoch for unit in units}
+        return {unit: epoch - 1 for unit, epoch in released.epochs.items()}
+
+    def state(self, step: int, keys: list[Key]) -> Out:
+        """What the keys hold now; made into bytes when it is sent."""
+        held = self._seat.instance.state.held(keys, SLICE_ROWS, SLICE_BYTES)
+        return Out("state", (batch.serialize() for batch in held), {"step": step})
+
+    def all_state(self, step: int, keys: Collection[Key]) -> Iterator[Out]:
+        whole = list(keys)
+        return (self.state(step, whole[at : at + SLICE_KEYS]) for at in range(0, len(whole), SLICE_KEYS))
+
+    def of_batch(self, step: int, keys: Collection[Key], entries: Iterable[tuple[str, Entry]]) -> Iterator[Out]:
+        """What keys held before the batch in progress, as far as it has changed, and ledger entries of it."""
+        instance = self._seat.instance
+        fields = {"step": step, "progress": instance.progress.to_dict()}
+        batches = instance.state.committed(keys, SLICE_ROWS, SLICE_BYTES)
+        yield Out("committed", (batch.serialize() for batch in batches), fields)
+        for lane, entry in entries:
+            info, body = entry.part(instance.name, instance.progress.batch, lane)
+            yield Out("ledger", iter([body]), {**fields, "entry": info})
+
+    def rest(self, migration: str, step: int, units: Units) -> Out:
+        """The end of a step. The epochs are those in which the origin owns it, or did until it released it."""
+        ownership = self._ownership
+        mark, _ = self._seat.instance.mark_part()
+        fields = {
+            "step": step,
+            "units": units.to_dict(),
+            "epochs": parcels.epochs_list(self._epochs(migration, step, units)),
+            "apart": [[key, *owner] for key, owner in ownership.apart(units).items()],
+            "mark": mark,
+            "released": f"{migration}/{step}" in ownership.outgoing,
+        }
+        return Out("rest", fields=fields)

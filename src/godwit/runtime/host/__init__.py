@@ -1,0 +1,1 @@
+"""The host process: starts from its changelog, serves routers and the controller, and stops."""

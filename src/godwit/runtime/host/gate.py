@@ -1,0 +1,133 @@
+"""Which rows of a chunk are applied here, which are sent on, and which wait: I1 and I3 at the host's door.
+
+Rows of keys that this instance owns are applied at once. Rows of keys that another host owns are refused, with a hint. Rows of
+keys between two owners wait until that is decided; it is decided soon, and never by the rows themselves. A key that was
+refused on a stream stays refused on it until the router has caught up (`model.refusals`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from godwit import ports
+from godwit.errors import StaleGeneration
+from godwit.migration.events import Waiting
+from godwit.model.ownership import HELD as STANDS_HELD
+from godwit.model.ownership import Ownership, Stand
+from godwit.model.refusals import Refusals
+from godwit.model.units import Unit
+from godwit.runtime.instance.ownership_columns import MINE, SENT_ON, Mask, units_of
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.processor.rows import Index
+
+Apply = Callable[[Chunk], Work]
+EXPECTED = int(Stand.EXPECTED)
+HELD = tuple(map(int, STANDS_HELD))
+
+
+@dataclass(slots=True)
+class Passed:
+    """What became of a chunk."""
+
+    works: list[Work] = field(default_factory=list)
+    refused: dict[str, Any] | None = None
+
+
+class Gate:
+    """One stream's way into an instance."""
+
+    def __init__(self, seat: Seat, stopping: Callable[[], bool]) -> None:
+        self._seat = seat
+        self._stopping = stopping
+        self._refusals = Refusals()
+        self._answers = 0
+
+    def let_in(self, chunk: Chunk, seen: int, again: bool, apply: Apply) -> Passed:
+        """To be called with the seat's lock held; lets go of it while rows wait."""
+        self._answers += 1
+        self._refusals.dealt_with(seen)
+        passed = Passed()
+        instance = self._seat.instance
+        shares = instance.shares
+        if instance.ownership is None or shares is None or (shares.whole and not self._refusals):
+            passed.works.append(apply(chunk))
+            return passed
+        refused: list[Chunk] = []
+        began_s, waiting = None, 0
+        while True:
+            stands = instance.stands(chunk.hashes)
+            if self._refusals and not again:
+                stands[self._still_refused(chunk)] = int(Stand.AWAY)
+            mine: Mask = stands == MINE
+            sent_on: Mask = np.isin(stands, SENT_ON)
+            if mine.any() or not len(chunk):
+                passed.works.append(apply(chunk.filter(mine)))
+            if sent_on.any():
+                refused.append(chunk.filter(sent_on))
+            held = ~(mine | sent_on)
+            if not held.any():
+                break
+            chunk, stands = chunk.filter(held), stands[held]
+            if began_s is None:
+                began_s, waiting = ports.now_s(), len(chunk)
+            self._want(chunk.hashes[stands == EXPECTED], instance.ownership)
+            self._wait(chunk)
+        if began_s is not None:
+            self._seat.stalled((ports.now_s() - began_s) * 1000, waiting)
+        if refused:
+            passed.refused = self._refuse(refused, instance.ownership)
+        return passed
+
+    def _still_refused(self, chunk: Chunk) -> Mask:
+        return np.fromiter((h in self._refusals for h in chunk.hashes.tolist()), np.bool_, len(chunk))
+
+    def _want(self, hashes: Index, ownership: Ownership) -> None:
+        if len(hashes):
+            units = units_of(np.unique(hashes).tolist(), ownership)
+            for want in self._seat.wanted:
+                want(units)
+
+    def _wait(self, chunk: Chunk) -> None:
+        """Until all of it is decided: it is answered as a whole, so there is nothing to gain by looking at it earlier."""
+        instance = self._seat.instance
+        self._seat.changed.wait_for(lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), HELD).any())
+        if self._stopping():
+            raise StaleGeneration("the host is stopping while rows wait for a hand-over")
+
+    def _refuse(self, chunks: Iterable[Chunk], ownership: Ownership) -> dict[str, Any]:
+        rows = np.concatenate([chunk.rows for chunk in chunks])
+        hashes = np.concatenate([chunk.hashes for chunk in chunks])
+        self._refusals.add(self._answers, hashes.tolist())
+        self._tell_waiting(hashes, ownership)
+        groups: dict[int, list[Any]] = {}
+        keys: list[list[Any]] = []
+        for route_hash in set(hashes.tolist()):
+            share = ownership.of(route_hash)
+            if route_hash in ownership.keys:
+                keys.append([route_hash, share.peer, share.epoch])
+            else:
+                group = route_hash % len(ownership.groups)
+                groups[group] = [group, share.peer, share.epoch]
+        return {"rows": np.sort(rows).tolist(), "groups": list(groups.values()), "keys": keys}
+
+    def _tell_waiting(self, hashes: Any, ownership: Ownership) -> None:
+        """Rows of lent units wait at the target from now on: that is the backlog by which a push is ordered."""
+        if not self._seat.told:
+            return
+        lent = hashes[self._seat.instance.stands(hashes) == int(Stand.LENT)]
+        if not len(lent):
+            return
+        count, now_s = len(ownership.groups), ports.now_s()
+        rows: Counter[Unit] = Counter()
+        for route_hash, n in zip(*(column.tolist() for column in np.unique(lent, return_counts=True)), strict=True):
+            unit = Unit("key", route_hash) if route_hash in ownership.keys else Unit("group", route_hash % count)
+            rows[unit] += n
+        for tell in self._seat.told:
+            for unit, n in rows.items():
+                tell(Waiting(unit, n, now_s))

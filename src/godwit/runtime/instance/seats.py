@@ -1,0 +1,258 @@
+"""The instances of one host by name: brought back from the changelog, given their code, made for one evaluation, dropped.
+
+Knows what a changelog's parts mean for an instance; not who asks for rows, nor how.
+"""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from godwit import ports
+from godwit.errors import DefinitionError, InvariantBroken, UnsupportedQuery
+from godwit.model.ownership import Ownership
+from godwit.model.routing import Routing
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.work import Part, Unwritten
+from godwit.runtime.processor.black_box import Crumbs
+from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.runtime.processor.watchdog import Watch
+from godwit.state.changelog import Changelog
+from godwit.state.changes import changes_schema
+from godwit.state.keys import KeyCodec
+from godwit.state.tables import KeyedState
+from godwit.transport import wire
+
+
+class Seats:
+    """`routing`: who owned what at first; None takes ownership, and with it migration, out of the path."""
+
+    def __init__(
+        self,
+        host: str,
+        log: Changelog,
+        watch: Watch,
+        clock_ms: Callable[[], int],
+        active_scopes: Callable[[], set[str]],
+        routing: Routing | None = None,
+        memory_max_bytes: int | None = None,
+        crumbs: Crumbs | None = None,
+    ) -> None:
+        self._host = host
+        self._crumbs = crumbs
+        self._log = log
+        self._watch = watch
+        self._clock_ms = clock_ms
+        self._active_scopes = active_scopes
+        self._routing = routing
+        self._memory_max_bytes = memory_max_bytes
+        self._named: dict[str, Seat] = {}
+        self._operators: dict[str, Operator] = {}
+        self._admin = ports.lock()
+
+    def __iter__(self) -> Iterator[Seat]:
+        return iter(list(self._named.values()))
+
+    # -- recovery and definitions ------------------------------------------------------------------------------------
+
+    def recover(self, info: dict[str, Any], body: memoryview) -> None:
+        name = info["op"]
+        match info["kind"]:
+            case "define":
+                spec = OperatorSpec.from_dict(info["spec"])
+                seat = self._named.get(name)
+                if seat is None:
+                    self._named[name] = Seat(self._fresh(name, spec))
+                else:
+                    seat.instance.redefine(spec)
+            case "mark":
+                self._named[name].instance.recover_mark(info)
+            case "state":
+                instance = self._named[name].instance
+                schema = changes_schema(instance.key_codec)
+                instance.recover_state(info, pa.ipc.read_record_batch(pa.py_buffer(body), schema))
+            case "ledger":
+                self._named[name].instance.recover_ledger(info, body)
+            case "own":
+                self._named[name].instance.recover_own(self._host, info)
+            case "committed":
+                instance = self._named[name].instance
+                rows = pa.ipc.read_record_batch(pa.py_buffer(body), changes_schema(instance.key_codec))
+                instance.recover_committed(info, rows)
+            case "drop":
+                self._named.pop(name).instance.state.close()
+            case other:
+                raise InvariantBroken(f"the changelog holds a part of unknown kind {other!r}", operator=name)
+
+    def own(self, seat: Seat, first: Routing | None = None) -> None:
+        """An instance that has never written down what it owns owns what the operator's first table says."""
+        instance = seat.instance
+        if self._routing is not None and not instance.spec.ephemeral and instance.ownership is None:
+            instance.own(Ownership.initial(self._host, first or self._routing))
+
+    def _fresh(self, name: str, spec: OperatorSpec) -> Instance:
+        key_codec = KeyCodec(spec.key_schema, spec.tz)
+        limit = self._memory_max_bytes
+        scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
+        instance = Instance(name, spec, KeyedState(spec.variables, key_codec, scratch, limit), key_codec)
+        instance.journal = self._log
+        if self._crumbs is not None:
+            instance.trail = self._crumbs.trail(name)
+        instance.guard = lambda: self._watch.over(instance.spec.timeout_s, instance.describe, instance.current_call)
+        return instance
+
+    def define_all(self, answer: dict[str, Any]) -> None:
+        for item in answer["operators"]:
+            self.define(item)
+
+    def define(self, item: dict[str, Any]) -> None:
+        """Take up an operator's code: a fresh instance, or code for recovered state."""
+        initial = {host: base64.b64decode(rows) for host, rows in item["initial"].items() if host == self._host}
+        operator = Operator(OperatorSpec.from_dict(item["spec"]), base64.b64decode(item["adapter"]), initial)
+        name = operator.spec.name
+        with self._admin:
+            self._operators[name] = operator
+            if operator.spec.ephemeral:
+                return
+            seat = self._named.get(name) or Seat(self._fresh(name, operator.spec))
+            first = item.get("routing")
+            self.own(seat, None if first is None else Routing.from_dict(first))
+            with seat.lock:
+                seat.instance.attach(operator.spec, self._adapter(operator))
+                owned = [seat.instance.own_part()] if seat.instance.ownership is not None else []
+                seat.instance.write([seat.instance.define_part(), *owned])
+            self._log.flush(seat.lsn)
+            self._named[name] = seat
+
+    def _adapter(self, operator: Operator) -> Any:
+        try:
+            return cloudpickle.loads(operator.adapter)
+        except Exception as error:
+            raise DefinitionError(
+                f"the processor cannot be loaded on a host: {type(error).__name__}: {error}",
+                todo="Make the modules it uses available on the executors (spark.submit.pyFiles or an installed package)",
+                operator=operator.spec.name,
+            ) from error
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def of(self, header: dict[str, Any]) -> Seat:
+        name = wire.field(header, "operator", str)
+        scope = header.get("scope")
+        seat = self._named.get(name if scope is None else f"{name}@{scope}")
+        codeless = seat is None or seat.instance.adapter is None  # a host that was started again has the state only
+        if codeless and scope is not None and name in self._operators:
+            seat = self._scoped(self._operators[name], scope)
+        if seat is None:
+            raise DefinitionError(
+                "no operator of this name is defined on this flock",
+                todo="Define it with flock.transformWithState before the query starts",
+                operator=name,
+                host=self._host,
+            )
+        return seat
+
+    def _scoped(self, operator: Operator, scope: str) -> Seat:
+        """State for one evaluation of a batch DataFrame. Evaluations that have ended are dropped now."""
+        name = f"{operator.spec.name}@{scope}"
+        if not operator.spec.ephemeral:
+            raise UnsupportedQuery(
+                "a batch of a stream was evaluated outside its query, so its rows cannot be told from new ones",
+                todo="Evaluate it in the thread that runs foreachBatch, or in a pyspark.InheritableThread started there",
+                operator=operator.spec.name,
+            )
+        active = self._active_scopes()
+        with self._admin:
+            if name in self._named:
+                return self._with_code(self._named[name], operator)
+            for old in [n for n in self._named if n.startswith(f"{operator.spec.name}@")]:
+                if old.rpartition("@")[2] not in active:
+                    self._drop(old)
+            instance = self._fresh(name, operator.spec)
+            instance.journal = Unwritten()  # nobody knows the instance until all of its beginning is in line
+            instance.attach(operator.spec, self._adapter(operator))
+            parts = [instance.define_part(), *self._initial_parts(operator, instance)]
+            instance.journal = self._log
+            instance.write(parts)
+            self._named[name] = seat = Seat(instance)
+            return seat
+
+    def _with_code(self, seat: Seat, operator: Operator) -> Seat:
+        with seat.lock:
+            if seat.instance.adapter is None:
+                seat.instance.attach(operator.spec, self._adapter(operator))
+        return seat
+
+    def _initial_parts(self, operator: Operator, instance: Instance) -> list[Part]:
+        if self._host not in operator.initial:
+            return []
+        table = pa.ipc.open_stream(operator.initial[self._host]).read_all().combine_chunks()
+        (batch,) = table.drop_columns([wire.HASH]).to_batches()
+        hashes = table.column(wire.HASH).to_numpy()
+        return instance.initialise("initial", batch, np.arange(len(batch)), hashes, self._clock_ms()).parts
+
+    def _drop(self, name: str) -> None:
+        seat = self._named.pop(name)
+        with seat.lock:
+            seat.instance.close()
+            seat.instance.state.close()
+            seat.instance.trail.close()
+            self._log.append([({"kind": "drop", "op": name}, b"")])
+
+    def settled(self) -> dict[str, int]:
+        """Up to which batch each instance's state is known to be committed; the log says so, whatever happens from now on.
+
+        A snapshot that rested on a mark which a power cut takes would have dropped what belongs to the batch before it.
+        """
+        found = {}
+        for name, seat in list(self._named.items()):
+            with seat.lock:
+                found[name], lsn = seat.instance.progress.batch - 1, seat.lsn
+            self._log.sync(lsn)
+        return found
+
+    def newest(self, name: str) -> Seat:
+        scoped = [n for n in self._named if n.startswith(f"{name}@")]
+        seat = self._named.get(max(scoped, key=lambda n: int(n.rpartition("-")[2])) if scoped else name)
+        if seat is None:
+            raise DefinitionError("no such operator on this host", operator=name, host=self._host)
+        return seat
+
+    def sets_aside(self, name: str) -> bool:
+        """Whether rows that this operator fails on become dead letters."""
+        return any(seat.instance.spec.dead_letters for seat in self if seat.instance.spec.name == name)
+
+    def named(self, name: str) -> Seat:
+        seat = self._named.get(name)
+        if seat is None:
+            raise DefinitionError("no such operator on this host", operator=name, host=self._host)
+        return seat
+
+    def get(self, name: str) -> Seat | None:
+        return self._named.get(name)
+
+    def drop(self, operator: str) -> None:
+        """The operator, and what single evaluations of it have left."""
+        with self._admin:
+            self._operators.pop(operator, None)
+            for held in [n for n in self._named if n == operator or n.startswith(f"{operator}@")]:
+                self._drop(held)
+
+    def close(self) -> None:
+        for seat in self:
+            with seat.lock:
+                seat.instance.close()
+                seat.instance.state.close()
+
+    def wake(self) -> None:
+        for seat in self:
+            with seat.changed:
+                seat.changed.notify_all()

@@ -1,0 +1,143 @@
+"""What goes into an instance and what comes out of it: chunks, work, and what is counted on the way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from godwit.control.offered import KEPT
+from godwit.errors import GodwitError
+from godwit.model.progress import BatchRef
+from godwit.runtime.processor.rows import Index, Times
+from godwit.state.changes import Changes
+from godwit.state.keys import Key
+from godwit.state.ledger import Checks
+
+Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
+# Asks whether a run not seen before is the newest: request, last batch, fresh.
+Admit = Callable[[BatchRef, int, bool], None]
+SAMPLE_MAX = 2048
+
+
+class Journal(Protocol):
+    """Where an instance writes down what it changes: the host's changelog."""
+
+    def draft(self, parts: Iterable[Part]) -> Any:
+        """The parts as one frame; nothing is written yet."""
+        ...
+
+    def append(self, draft: Any) -> int:
+        """Put the frame in line and say its number."""
+        ...
+
+    def fail(self, error: GodwitError) -> None:
+        """Take nothing more: memory may not be what has been written."""
+        ...
+
+
+class Unwritten:
+    """The journal of an instance that nobody recovers."""
+
+    def draft(self, parts: Iterable[Part]) -> None:
+        return None
+
+    def append(self, draft: Any) -> int:
+        return -1
+
+    def fail(self, error: GodwitError) -> None:
+        return
+
+
+class Follower(Protocol):
+    """Somebody who is told what was applied, after it was applied and before anything else is."""
+
+    def applied(
+        self, request: BatchRef, lane: str, chunk: Chunk, times: Times, keys: Sequence[Key], work: Work
+    ) -> None: ...
+
+    def changed(self, batch: int, changes: Changes) -> None:
+        """State changed otherwise than by rows: timers fired, or something outlived its time."""
+        ...
+
+    def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
+        """The batch in progress begins anew, and these changes have brought these keys back to where it began."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows as they came: the user's columns, row numbers, routing hashes, and 32 bits of what each of them holds."""
+
+    batch: pa.RecordBatch
+    rows: Index
+    hashes: Index
+    checks: Checks | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def filter(self, mask: Any) -> Chunk:
+        if mask.all():
+            return self
+        checks = None if self.checks is None else self.checks[mask]
+        return Chunk(self.batch.filter(pa.array(mask)), self.rows[mask], self.hashes[mask], checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """How rows that another instance has applied are applied here, and whether somebody may ask for them again."""
+
+    times: Times
+    over: bool  # the batch is committed, so what the rows change is settled at once
+    record: bool
+
+
+@dataclass(slots=True)
+class Counters:
+    """What `status()` shows of an instance."""
+
+    rows: int = 0
+    outputs: int = 0
+    replayed: int = 0
+    late: int = 0
+    timers_fired: int = 0
+    busy_s: float = 0.0
+    hashes: deque[tuple[int, Index]] = field(
+        default_factory=lambda: deque(maxlen=64)
+    )  # (each stands for, some of late)
+    recent: deque[tuple[int, int, int]] = field(
+        default_factory=lambda: deque(maxlen=KEPT)
+    )  # (batch, began at ms, rows before it)
+
+    def sample(self, hashes: Index) -> None:
+        """Remember some routing hashes, for telling what is hot: copies, because a view would keep its chunk alive."""
+        each = -(-len(hashes) // SAMPLE_MAX)
+        self.hashes.append((each, hashes[::each].copy()))
+
+    def rate(self) -> float:
+        """Rows a second over the last batches."""
+        if len(self.recent) < 2 or self.recent[-1][1] == self.recent[0][1]:
+            return 0.0
+        (_, began_ms, before), (_, ended_ms, after) = self.recent[0], self.recent[-1]
+        return (after - before) * 1000 / (ended_ms - began_ms)
+
+    def batches(self) -> list[tuple[int, int, int]]:
+        """The last of them: number, when it began, and rows applied of it."""
+        recent = list(self.recent)
+        ends = [before for _, _, before in recent[1:]] + [self.rows]
+        return [(batch, began_ms, end - before) for (batch, began_ms, before), end in zip(recent, ends, strict=False)]
+
+
+@dataclass(slots=True)
+class Work:
+    """Outputs to send back (with the row column) and parts to make durable first."""
+
+    outputs: list[pa.RecordBatch] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    changes: Changes = field(default_factory=Changes)
+    begun: dict[str, Any] = field(default_factory=dict)  # what holds for the whole batch, told to a lane that opens it
+    lsn: int = -1  # the host's: where in the changelog all of this and all before it is

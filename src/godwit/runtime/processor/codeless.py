@@ -1,0 +1,55 @@
+"""An operator whose state is there and whose code is not: defined in an earlier application, and not yet again in this one.
+
+A host that joins must hold such state too. It can be moved and looked at; rows cannot be applied to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cloudpickle
+
+from godwit.errors import DefinitionError
+from godwit.runtime.processor.rows import Outputs, Rows, Times
+from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.state.keys import Key
+from godwit.state.tables import KeyedState
+from godwit.state.variables import Variable
+
+
+class Codeless:
+    """Stands where an adapter would."""
+
+    current_key: Key | None = None
+    current_call: int = 0
+
+    def __init__(self, spec: OperatorSpec) -> None:
+        self.variables: tuple[Variable, ...] = spec.variables
+        self.output_schema = spec.output_schema
+        self._name = spec.name
+
+    def open(self, state: KeyedState) -> None:
+        return
+
+    def process(self, rows: Rows, times: Times) -> Outputs:
+        raise self._undefined()
+
+    def expire(self, timers: Sequence[tuple[int, Key]], times: Times) -> Outputs:
+        raise self._undefined()
+
+    def initialise(self, rows: Rows, times: Times) -> None:
+        raise self._undefined()
+
+    def close(self) -> None:
+        return
+
+    def _undefined(self) -> DefinitionError:
+        return DefinitionError(
+            "the operator has not been defined since the flock was opened",
+            todo="Define it with flock.transformWithState before the query starts",
+            operator=self._name,
+        )
+
+
+def codeless(spec: OperatorSpec) -> Operator:
+    return Operator(spec, cloudpickle.dumps(Codeless(spec)))

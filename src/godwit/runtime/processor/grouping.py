@@ -1,0 +1,57 @@
+"""From a chunk of rows to rows by key, without a Python loop over rows."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from godwit.runtime.processor.rows import Index, Rows
+from godwit.state.keys import Key, KeyCodec
+
+Codes = npt.NDArray[np.int32]
+
+
+def group_by_key(batch: pa.RecordBatch, row_index: Index, key_codec: KeyCodec) -> Rows:
+    """Rows of the batch by their key columns, which go by the names in the key schema."""
+    columns = [batch.column(batch.schema.get_field_index(name)) for name in key_codec.schema.names]
+    keys, codes = _distinct(columns, key_codec)
+    return Rows(batch, row_index, keys, codes)
+
+
+def _distinct(columns: list[pa.Array[Any]], key_codec: KeyCodec) -> tuple[list[Key], Codes]:
+    codes = _codes(columns[0])
+    for column in columns[1:]:
+        more = _codes(column)
+        codes = _renumbered(codes.astype(np.int64) * (int(more.max(initial=0)) + 1) + more)
+    first = _first_positions(codes)
+    keys = key_codec.from_arrow([column.take(first) for column in columns])
+    if len(set(keys)) == len(keys):
+        return keys, codes
+    return _merged(keys, codes)
+
+
+def _merged(keys: list[Key], codes: Codes) -> tuple[list[Key], Codes]:
+    """Values that differ in Arrow but are one key (0.0 and -0.0) become one."""
+    place: dict[Key, int] = {}
+    renumber = np.array([place.setdefault(key, len(place)) for key in keys], np.int32)
+    return list(place), renumber[codes]
+
+
+def _codes(column: pa.Array[Any]) -> Codes:
+    encoded = column.dictionary_encode(null_encoding="encode")
+    return cast(Codes, encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False))
+
+
+def _renumbered(wide: Index) -> Codes:
+    return _codes(pa.array(wide))
+
+
+def _first_positions(codes: Codes) -> Index:
+    """Position of the first row of each code; codes count up in order of first appearance."""
+    count = int(codes.max(initial=-1)) + 1
+    first = np.empty(count, np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return first

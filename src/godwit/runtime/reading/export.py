@@ -1,0 +1,94 @@
+"""State as a table for people: a row per key, a column per state variable, decoded from changes.
+
+A value becomes a struct, a list an array of structs, a map a map of structs; timers stand beside them in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, TIMERS, timer_ms
+from godwit.state.codec import compile_codec
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.variables import Variable
+
+ROWS_MAX = 10_000
+TTL_BYTES = 8  # the expiry in front of a value with a time to live
+
+
+def state_schema(spec: OperatorSpec) -> pa.Schema:
+    """Key columns, host, epoch, a column per variable, timers; a variable named like another column gets a suffix."""
+    fields = [*spec.key_schema, pa.field("host", pa.string()), pa.field("epoch", pa.int64())]
+    taken = {field.name for field in fields} | {"timers"}
+    for variable in spec.variables:
+        name = f"{variable.name}_state" if variable.name in taken else variable.name
+        fields.append(pa.field(name, _variable_type(variable)))
+    return pa.schema([*fields, pa.field("timers", pa.list_(pa.int64()))])
+
+
+def _variable_type(variable: Variable) -> pa.DataType:
+    value = pa.struct(list(variable.schema))
+    match variable.kind:
+        case "value":
+            return value
+        case "list":
+            return pa.list_(value)
+        case "map":
+            assert variable.key_schema is not None, "a map has a key schema"
+            return pa.map_(pa.struct(list(variable.key_schema)), value)
+
+
+def rows_of_state(
+    spec: OperatorSpec, changes: Iterable[pa.RecordBatch], host: str, epoch: int
+) -> Iterator[pa.RecordBatch]:
+    """Batches of the state schema from all of an instance's state, in any order of its rows."""
+    held: dict[Key, list[Any]] = {}
+    for batch in changes:
+        _collect(spec, held, batch)
+    keys = list(held)
+    for start in range(0, len(keys), ROWS_MAX):
+        yield _table(spec, held, keys[start : start + ROWS_MAX], host, epoch)
+
+
+def _collect(spec: OperatorSpec, held: dict[Key, list[Any]], batch: pa.RecordBatch) -> None:
+    key_codec = KeyCodec(spec.key_schema, spec.tz)
+    count = len(spec.key_schema)
+    keys = key_codec.from_arrow(batch.columns[:count])
+    columns = [
+        batch.column(batch.num_columns + at).to_pylist() for at in (COLUMN_VAR, COLUMN_OP, COLUMN_SUB, COLUMN_VALUE)
+    ]
+    decoders = [_decoder(variable) for variable in spec.variables]
+    for key, var, _, sub, value in zip(keys, *columns, strict=True):
+        if var == LETTERS:
+            continue
+        row = held.setdefault(key, [None] * (len(spec.variables) + 1))
+        if var == TIMERS:
+            row[-1] = [*(row[-1] or ()), timer_ms(sub)]
+            continue
+        decoded = decoders[var](sub, value)
+        row[var] = decoded if spec.variables[var].kind == "value" else [*(row[var] or ()), decoded]
+
+
+def _decoder(variable: Variable) -> Callable[[bytes | None, bytes], Any]:
+    skip = TTL_BYTES if variable.ttl_ms is not None else 0
+    decode = compile_codec(variable.schema).decode
+    if variable.kind != "map":
+        return lambda _, value: decode(value[skip:])
+    assert variable.key_schema is not None, "a map has a key schema"
+    decode_key = compile_codec(variable.key_schema).decode
+    return lambda sub, value: (decode_key(sub or b""), decode(value[skip:]))
+
+
+def _table(spec: OperatorSpec, held: dict[Key, list[Any]], keys: list[Key], host: str, epoch: int) -> pa.RecordBatch:
+    schema = state_schema(spec)
+    stored = KeyCodec(spec.key_schema, spec.tz).to_arrow(keys)
+    arrays: list[Any] = [array.cast(field.type) for array, field in zip(stored, spec.key_schema, strict=True)]
+    arrays += [pa.array([host] * len(keys)), pa.array([epoch] * len(keys), pa.int64())]
+    rows = [held[key] for key in keys]
+    for at, field in enumerate(list(schema)[len(arrays) :]):
+        arrays.append(pa.array([row[at] for row in rows], field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,177 @@
+"""Committed state, read from the hosts group by group: each key once, also while keys move.
+
+A reader is given groups, and reads each from whoever owns it now: what a host has given away since, from its new owner. So
+readers that share out all groups among them see every key once, though no two hosts are asked at the same moment. What is
+between two owners is waited for: that takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from godwit import ports
+from godwit.errors import HostUnavailable, from_json
+from godwit.model.ownership import Ownership, Stand
+from godwit.runtime.liveness.leases import check_owner, host_directory, read_lease
+from godwit.runtime.liveness.make_room import FOR_LEASE_S, Asks, Room
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.runtime.reading.export import rows_of_state
+from godwit.runtime.router.routing_table import read_routing
+from godwit.state.keys import KeyCodec
+from godwit.transport import line
+from godwit.transport.flight import GONE
+
+OWNED: Final = frozenset((Stand.MINE, Stand.LENT, Stand.CUT))
+PAUSE_S: Final = 0.02
+RowsOf = Callable[[OperatorSpec, Iterable[pa.RecordBatch], str, int], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class StateReader:
+    """`parts`: hosts, each with the groups it was known to own when this was made; one is read at a time."""
+
+    spec: OperatorSpec
+    checkpoint: str
+    parts: tuple[tuple[str, frozenset[int]], ...]
+    committed_batch: int
+    incarnation: str
+    token: str = field(repr=False)
+    patience_s: float = 30.0
+    controller: str = ""
+    rows_of: RowsOf = rows_of_state  # what becomes of a host's state: rows that begin with key columns, host and epoch
+
+    def read(self, position: int, attempt: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Rows of the keys of these groups, with the hosts that own them, and their epochs. `attempt`: the Spark task's."""
+        host, groups = self.parts[position]
+        wanted = _Wanted(set(groups))
+        deadline_s = ports.now_s() + self.patience_s
+        asked = [host]
+        asks = Asks(Room(self.controller, self.token, attempt), FOR_LEASE_S)
+        while wanted:
+            for each in asked:
+                yield from self._read(each, wanted)
+            if wanted:
+                self._check_owner()
+                self._check_may_come(wanted, deadline_s)
+                if asks.look():
+                    asks.room.check()
+                ports.sleep(PAUSE_S)
+                asked = self._others(host)
+
+    def _check_owner(self) -> None:
+        check_owner(self.checkpoint, self.incarnation)
+
+    def _check_may_come(self, wanted: _Wanted, deadline_s: float) -> None:
+        if ports.now_s() > deadline_s:
+            raise HostUnavailable(
+                f"nobody serves {wanted} after {self.patience_s:g} s",
+                todo="Look at flock.status() and flock.history()",
+                operator=self.spec.name,
+            )
+
+    def _others(self, host: str) -> list[str]:
+        """Whoever there is now, as the newest table has it."""
+        routing = read_routing(self.checkpoint, self.spec.name)
+        known = tuple(name for name, _ in self.parts) if routing is None else routing.hosts
+        return list(dict.fromkeys((*known, host)))
+
+    def _read(self, host: str, wanted: _Wanted) -> Iterator[pa.RecordBatch]:
+        found = self._fetch(host)
+        if found is None:
+            return
+        ownership, changes = found
+        if ownership is None:  # of an operator whose keys never move
+            yield from self.rows_of(self.spec, changes, host, 1)
+            wanted.clear()
+            return
+        taken = wanted.taken(ownership)
+        if taken:
+            for rows in self.rows_of(self.spec, changes, host, 1):
+                yield self._only(rows, taken, ownership)
+
+    def _only(self, rows: pa.RecordBatch, taken: _Taken, ownership: Ownership) -> pa.RecordBatch:
+        """Copies of what others own do not show, nor what was read elsewhere."""
+        codec = KeyCodec(self.spec.key_schema, self.spec.tz)
+        hashes = [codec.route_hash(key) for key in codec.from_arrow(rows.columns[: len(self.spec.key_schema)])]
+        position = len(self.spec.key_schema) + 1  # after the key columns and the host
+        epochs = pa.array([ownership.of(each).epoch for each in hashes], pa.int64())
+        columns = [epochs if i == position else column for i, column in enumerate(rows.columns)]
+        mine = pa.array([taken.has(each, ownership) for each in hashes], pa.bool_())
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema).filter(mine)
+
+    def _fetch(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:
+        """What a host owns and holds, of one moment; None if it does not serve now."""
+        lease = read_lease(host_directory(self.checkpoint, host))
+        if lease is None:
+            return None
+        client = line.connect(lease.address, self.token)
+        try:
+            schema, batches = client.fetch(operator=self.spec.name, committed_batch=self.committed_batch)
+            changes = list(batches)
+        except GONE as error:
+            told = _told(error)
+            if told is None or isinstance(told, HostUnavailable):
+                return None
+            raise told from error
+        finally:
+            client.close()
+        own = (schema.metadata or {}).get(b"ownership")
+        return None if own is None else Ownership.from_dict(host, json.loads(own)), changes
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What one host has given."""
+
+    groups: set[int]
+    keys: set[int]
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.keys)
+
+    def has(self, route_hash: int, ownership: Ownership) -> bool:
+        wanted = route_hash in self.keys or route_hash % len(ownership.groups) in self.groups
+        return wanted and ownership.of(route_hash).stand in OWNED
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What is still to be read: groups, and keys apart from groups that have been read."""
+
+    groups: set[int]
+    keys: set[int] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.keys)
+
+    def __str__(self) -> str:
+        return f"{len(self.groups)} groups and {len(self.keys)} single keys"
+
+    def clear(self) -> None:
+        self.groups.clear()
+        self.keys.clear()
+
+    def taken(self, ownership: Ownership) -> _Taken:
+        """Whoever owns a group knows which keys are apart from it, so those that are not here are to be read elsewhere."""
+        groups = {group for group in self.groups if ownership.groups[group].stand in OWNED}
+        keys = {key for key in self.keys if ownership.of(key).stand in OWNED}
+        apart = {
+            key
+            for key, share in ownership.keys.items()
+            if key % len(ownership.groups) in groups and share.stand not in OWNED
+        }
+        self.groups -= groups
+        self.keys = self.keys - keys | apart
+        return _Taken(groups, keys)
+
+
+def _told(error: BaseException) -> Exception | None:
+    """The host's own word, if it gave one."""
+    text: Any = str(error)
+    start, end = text.find("{"), text.rfind("}")
+    return from_json(text[start : end + 1]) if start >= 0 and '"code"' in text else None

@@ -1,0 +1,144 @@
+"""What tells the rows of a batch apart when the batch is read again, and how many go to the hosts at once.
+
+Usually a row's place in its partition. After a shuffle rows come in any order, so they are put in an order of their own: by
+event time where there is one, then by a hash of their content; rows of equal content may stand for each other. Where a source
+may cut a batch into other partitions, lane and sequence columns tell the rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import NotReplayable
+from godwit.runtime.processor.rows import Index
+from godwit.runtime.router.route import Route
+from godwit.state.ledger import COLUMN_LANE, joined
+
+CHUNK_ROWS_MAX = 1 << 17
+EXTRA = {"position": 0, "content": 1, "columns": 2}  # columns that Spark put between the check and the routing hash
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows that are sent together: the user's columns (and the check behind them), row numbers ascending, routing hashes."""
+
+    lane: str
+    batch: pa.RecordBatch
+    rows: Index
+    hashes: Index
+
+    def part(self, begin: int, end: int) -> Window:
+        batch = self.batch.slice(begin, end - begin)
+        return Window(self.lane, batch, self.rows[begin:end], self.hashes[begin:end])
+
+
+def windows(
+    batches: Iterable[pa.RecordBatch], route: Route, lane: str, block_rows: int | None = None
+) -> Iterator[Window]:
+    """`block_rows`: rows go in blocks of exactly so many, the last of a lane excepted, however Spark has cut its batches."""
+    kept = (_without_ticks(batch) for batch in batches)
+    filled = (batch for batch in kept if len(batch))
+    match route.numbering:
+        case "position" if block_rows is not None:
+            yield from _by_position(_blocks(filled, block_rows), lane)
+        case "position":
+            yield from _by_position(_gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled, lane)
+        case "content":
+            whole = list(filled)
+            if whole:
+                ordered = _by_content(joined(whole), route.event_time)
+                whole.clear()  # from here on the partition is in memory once
+                yield from _by_position(_slices(ordered, block_rows or CHUNK_ROWS_MAX), lane)
+        case "columns":
+            last: dict[int, int] = {}
+            for batch in _gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled:
+                yield from _by_columns(batch, last)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Larger batches: a processor that is called once per key and batch should see all of the key's rows."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(map(len, held)) >= rows_max:
+            yield joined(held)
+            held = []
+    if held:
+        yield joined(held)
+
+
+def _blocks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    held: list[pa.RecordBatch] = []
+    missing = rows
+    for batch in batches:
+        left = batch
+        while len(left) >= missing:
+            yield joined([*held, left.slice(0, missing)])
+            left = left.slice(missing)
+            held, missing = [], rows
+        if len(left):
+            held.append(left)
+            missing -= len(left)
+    if held:
+        yield joined(held)
+
+
+def _slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(batch), rows):
+        yield batch.slice(start, rows)
+
+
+def _by_position(batches: Iterable[pa.RecordBatch], lane: str) -> Iterator[Window]:
+    next_row = 0
+    for batch in batches:
+        rows = np.arange(next_row, next_row + len(batch), dtype=np.int64)
+        next_row += len(batch)
+        yield Window(lane, batch.select(batch.schema.names[:-1]), rows, _ints(batch, -1))
+
+
+def _by_content(batch: pa.RecordBatch, event_time: str | None) -> pa.RecordBatch:
+    content = _ints(batch, -2)
+    if event_time is None:
+        order = np.argsort(content, kind="stable")
+    else:
+        times = batch.column(batch.schema.get_field_index(event_time)).cast(pa.int64()).fill_null(0).to_numpy()
+        order = np.lexsort((content, times))
+    names = batch.schema.names
+    return batch.select([*names[:-2], names[-1]]).take(order)
+
+
+def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[Window]:
+    """`last` has the newest sequence of every lane: a row that repeats one would pass for the row that came before."""
+    lanes, rows, hashes = (_ints(batch, at) for at in (-3, -2, -1))
+    user = batch.select(batch.schema.names[:-3])
+    for lane in dict.fromkeys(lanes.tolist()):
+        mine = np.flatnonzero(lanes == lane)
+        numbers = np.append(last.get(lane, rows[mine[0]] - 1), rows[mine])
+        falls = np.flatnonzero(np.diff(numbers) <= 0)
+        if len(falls):
+            before, after = numbers[falls[0] : falls[0] + 2].tolist()
+            raise NotReplayable(
+                f"the sequence column goes from {before} to {after} within a lane",
+                todo="Name a column that strictly ascends in the order of the input, such as Kafka's offset",
+                lane=f"{COLUMN_LANE}{lane}",
+            )
+        last[lane] = int(numbers[-1])
+        yield Window(f"{COLUMN_LANE}{lane}", user.take(mine), rows[mine], hashes[mine])
+
+
+def _ints(batch: pa.RecordBatch, at: int) -> Index:
+    column = batch.column(batch.num_columns + at)
+    if column.null_count:
+        raise NotReplayable("a lane or sequence column is null", todo="Filter such rows out before the operator")
+    values: Index = np.ascontiguousarray(column.to_numpy())
+    return values
+
+
+def _without_ticks(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows without a routing hash only made this batch happen."""
+    hashes = batch.column(batch.num_columns - 1)
+    return batch.filter(hashes.is_valid()) if hashes.null_count else batch

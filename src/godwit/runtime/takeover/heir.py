@@ -1,0 +1,277 @@
+"""Takes over keys of a lost host, on one of the hosts that are left: a hand-over whose origin is a changelog.
+
+What the log holds of the keys is told to the same receiver that would hear it from a living origin, so that copies, the ledger
+of the batch in progress and the commit point are what they are in every migration; only that `released` is the will, which the
+driver writes when all heirs have prepared. Where copies of a standby stand, only what came after them is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from godwit import ports
+from godwit.errors import Bug, GodwitError, HostUnavailable
+from godwit.model.ownership import Ownership
+from godwit.model.progress import Progress
+from godwit.model.units import Units
+from godwit.runtime.handover import parcels
+from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.ownership_columns import selects
+from godwit.runtime.instance.seat import Seat
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.liveness.wills import batch_lost, migration_name
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.changes import changes_schema
+from godwit.state.frames import Part
+from godwit.state.keys import KeyCodec
+from godwit.state.recovery import Recovered, left_behind
+from godwit.state.tables import KeyedState
+from godwit.transport import wire
+
+
+class Answers:
+    """What a receiver says to an origin that is not there."""
+
+    def __init__(self) -> None:
+        self._said: ports.Queue[dict[str, Any]] = ports.queue()
+
+    def write_metadata(self, note: bytes) -> None:
+        self._said.put(wire.unpack(note))
+
+    def expect(self, kind: str) -> None:
+        """Receivers answer before they return."""
+        said = None
+        while not self._said.empty():
+            said = self._said.get()
+        told = "nothing" if said is None else said["kind"]
+        if told != kind:
+            raise HostUnavailable(f"the keys cannot be taken over in this batch: {told} was said, not {kind}")
+
+
+class Legacy:
+    """What a lost host has left of one operator: all but the state is kept here, the state goes to the receiver."""
+
+    def __init__(self, lost: str, operator: str, units: Units, timers: bool, words: Mapping[str, Part]) -> None:
+        spec = OperatorSpec.from_dict(words["define"].info["spec"])
+        codec = KeyCodec(spec.key_schema, spec.tz)
+        self.operator = operator
+        self.units = units
+        self.instance = Instance(operator, spec, KeyedState(spec.variables, codec), codec)
+        self.ownership = Ownership.from_dict(lost, words["own"].info["own"])
+        mark = words.get("mark")  # none before the first batch
+        self.progress = Progress() if mark is None else Progress.from_dict(mark.info["progress"])
+        self.joined = mark is None or bool(mark.info.get("joined"))
+        self.since = -1  # the batch from which on parts of the log are news
+        self._timers = timers
+        self._select = selects(units, self.ownership)
+        self._schema = changes_schema(codec)
+
+    def notes(self, part: Part) -> Iterator[tuple[dict[str, Any], Any]]:
+        """What a part of the log says of these keys."""
+        info, instance = part.info, self.instance
+        match info["kind"]:
+            case "mark":
+                instance.recover_mark(info)
+            case "ledger":
+                instance.recover_ledger(info, memoryview(part.body))
+            case "state" | "committed" if info["batch"] >= self.since:
+                batch = -1 if "slice" in info or info.get("settled") else info["batch"]
+                rows = pa.ipc.read_record_batch(pa.py_buffer(part.body), self._schema)
+                mine = parcels.only(rows, instance.key_codec, self._select)
+                if len(mine):
+                    kind = "changes" if info["kind"] == "state" else "committed"
+                    yield self._note(kind, progress=replace(self.progress, batch=batch).to_dict()), mine.serialize()
+
+    def rest(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        """The ledger of the batch in progress, and the end."""
+        instance, ownership = self.instance, self.ownership
+        progress = instance.progress.to_dict()
+        entries = chain(instance.ledger.of(self._select), instance.ledger.timers() if self._timers else ())
+        for lane, entry in entries:  # one at a time: it may be much
+            info, body = entry.part(instance.name, instance.progress.batch, lane)
+            yield self._note("ledger", progress=progress, entry=info), body
+        epochs = {unit: ownership.share(unit).epoch for unit in self.units}
+        mark, _ = instance.mark_part()
+        apart = [[key, *owner] for key, owner in ownership.apart(self.units).items()]
+        told = {"epochs": parcels.epochs_list(epochs), "apart": apart, "mark": mark, "released": False, "lost": True}
+        yield self._note("rest", units=self.units.to_dict(), **told), None
+
+    def released(self) -> dict[str, Any]:
+        return self._note("released", epochs=parcels.epochs_list(self.epochs()))
+
+    def epochs(self) -> dict[Any, int]:
+        """In which the heir owns them."""
+        return {unit: self.ownership.share(unit).epoch + 1 for unit in self.units}
+
+    def begin(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        apart = list(self.ownership.apart(self.units))
+        yield self._note("step", units=self.units.to_dict(), apart=apart), None
+        yield self._note("reached", progress=self.progress.to_dict()), None
+
+    @staticmethod
+    def _note(kind: str, **fields: Any) -> dict[str, Any]:
+        return {"kind": kind, "step": 0, **fields}
+
+
+class Heir:
+    """One takeover on one host, run by a thread of its own. `receiver_of` gives one that has the copies there are already."""
+
+    def __init__(
+        self,
+        port: Port,
+        request: Mapping[str, Any],
+        seat_of: Callable[[str], Seat],
+        receiver_of: Callable[[str, str, Seat, Units], Receiver],
+    ) -> None:
+        self.name: str = request["name"]
+        self.lost: str = request["lost"]
+        self.state = "reading"
+        self.failure: GodwitError | None = None
+        self.began_s = ports.now_s()
+        self.changed = ports.condition()
+        self._port = port
+        self._request = request
+        self._shares = {operator: Units.from_dict(units) for operator, units in request["shares"].items()}
+        self._seats = {operator: seat_of(operator) for operator in self._shares}
+        self._receivers = {
+            operator: receiver_of(migration_name(self.name, operator), self.lost, self._seats[operator], units)
+            for operator, units in self._shares.items()
+        }
+        self._bytes = 0
+        self._by_copies = False
+        self._answers = {operator: Answers() for operator in self._seats}
+        self._legacies: dict[str, Legacy] = {}
+        self._hold_batches(True)
+        self._ending = False
+        self._thread = ports.thread(self._run, f"godwit-heir-{self.name}")
+        self._thread.start()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._take_over()
+            self._become("prepared")
+            for receiver in self._receivers.values():
+                receiver.ask(0)  # it does not rely on being told what has become of it
+        except Exception as error:  # noqa: BLE001 the driver must hear of it, and start the host instead
+            told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
+            self.failure = told.at(host=self._port.host)
+            with suppress(GodwitError):  # the log cannot be written: this host ends too
+                self._drop()
+            self._become("failed")
+        finally:
+            self._hold_batches(False)  # what is prepared and not decided holds them by itself
+
+    def _take_over(self) -> None:
+        request = self._request
+        if self._port.crumbs is not None:  # a row may have ended that host, and comes here next
+            self._port.crumbs.inherit(host_directory(self._port.checkpoint, self.lost))
+        left = left_behind(host_directory(self._port.checkpoint, self.lost), request["generation"], request["next_lsn"])
+        words: dict[str, dict[str, Part]] = {}
+        for part in left.last_words().parts():
+            words.setdefault(part.info["op"], {})[part.info["kind"]] = part
+        for operator, units in self._shares.items():
+            timers = request["timers"].get(operator) == self._port.host
+            legacy = Legacy(self.lost, operator, units, timers, words[operator])
+            self._check_committed(operator, legacy)
+            self._legacies[operator] = legacy
+            self._receivers[operator].greet(self._answers[operator])
+        for part in self._parts(left):
+            found = self._legacies.get(str(part.info.get("op")))
+            if found is not None:
+                self._tell(found, found.notes(part))
+        for operator, legacy in self._legacies.items():
+            self._tell(legacy, legacy.rest())
+            self._answers[operator].expect("prepared")
+
+    def _check_committed(self, operator: str, legacy: Legacy) -> None:
+        """A batch that has come and gone here has done so there, too, unless the end of the log is lost."""
+        before = self._seats[operator].instance.before
+        if before is not None and not legacy.joined and legacy.progress.batch < before:
+            raise batch_lost(self.lost, operator, legacy.progress.batch, before)
+
+    def _parts(self, left: Recovered) -> Iterator[Part]:
+        """Where all copies stand, what came after the last that was heard of; else everything.
+
+        Copies may be ahead of a log that has lost its end with its machine: they hold rows that no ledger knows, and are of no
+        use.
+        """
+        heard = {operator: receiver.following for operator, receiver in self._receivers.items()}
+        ends = left.ends()
+        known = all(_survived(receiver.written, ends) for receiver in self._receivers.values())
+        if known and all(batch is not None and self._whole(operator) for operator, batch in heard.items()):
+            tail = left.tail({operator: batch for operator, batch in heard.items() if batch is not None})
+            if tail is not None:
+                self._by_copies = True
+                for operator, legacy in self._legacies.items():
+                    legacy.since = heard[operator] or 0
+                    self._tell(legacy, [({"kind": "reached", "progress": legacy.progress.to_dict()}, None)])
+                return tail
+        for operator, legacy in self._legacies.items():
+            self._receivers[operator].drop_adopted()
+            self._tell(legacy, legacy.begin())
+        return left.parts()
+
+    def _whole(self, operator: str) -> bool:
+        """Whether copies can be brought back to where the lost host's batch began, if a later run begins it anew."""
+        return self._receivers[operator].copied_before(self._legacies[operator].progress.batch)
+
+    def _tell(self, legacy: Legacy, notes: Any) -> None:
+        for note, body in notes:
+            if self._ending or self._port.stopping():
+                raise HostUnavailable("the lost host is started again instead")
+            self._bytes += 0 if body is None else len(body)
+            self._receivers[legacy.operator].tell(note, body)
+
+    def _become(self, state: str) -> None:
+        with self.changed:
+            self.state = state
+            self.changed.notify_all()
+
+    def _hold_batches(self, held: bool) -> None:
+        """Where there are timers a new batch waits: they fire at its beginning, and some that are due are not here yet."""
+        for seat in self._seats.values():
+            with seat.changed:
+                seat.inheriting = held
+                seat.changed.notify_all()
+
+    # -- the driver's word -------------------------------------------------------------------------------------------
+
+    def serve(self) -> dict[str, list[list[Any]]]:
+        """The will is written: own it. Gives the units with their epochs, by operator."""
+        for operator, legacy in self._legacies.items():
+            self._receivers[operator].tell(legacy.released(), None)
+            self._answers[operator].expect("served")
+        self._become("served")
+        return {operator: parcels.epochs_list(legacy.epochs()) for operator, legacy in self._legacies.items()}
+
+    def give_up(self) -> None:
+        """The lost host is started again instead. What is still being read must not be prepared after that."""
+        self._ending = True
+        self._thread.join()
+        self._drop()
+        self._become("given up")
+
+    def _drop(self) -> None:
+        for receiver in self._receivers.values():
+            receiver.tell({"kind": "aborted", "step": 0}, None)
+
+    def figures(self) -> dict[str, Any]:
+        return {"bytes": self._bytes, "by_copies": self._by_copies, "took_s": ports.now_s() - self.began_s}
+
+    def receivers(self) -> list[Receiver]:
+        return list(self._receivers.values())
+
+
+def _survived(written: tuple[int, int] | None, ends: Mapping[int, int]) -> bool:
+    """Whether the log still has all that it had when copies were last heard of."""
+    return written is None or written[1] < ends.get(written[0], 0)

@@ -1,0 +1,179 @@
+"""A request that runs, as its user holds it in hand: how far it is, waiting for it, stopping it, what it came to."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from godwit.control import report
+from godwit.control.report import Course
+from godwit.errors import GodwitError
+from godwit.spark.change.requests import Options
+from godwit.spark.checkpoint.history import now_text
+
+SHOWN_EVERY_S = 0.1
+
+
+class Migration:
+    """What `Flock.scale`, `move`, `drain`, `rebalance` and `standby` give: keys on their way while the query runs.
+
+    `id` names it in `Flock.history()` and `Flock.routing()`.
+    """
+
+    def __init__(self, name: str, kind: str, options: Options, abort: Callable[[Migration, str], None]) -> None:
+        self.id = name
+        self.kind = kind
+        self.options = options
+        self.courses: list[Course] = []
+        self.minimum: int | None = None
+        self.aborting: str | None = None
+        self.outcome = ""
+        self.reason = ""
+        self.error: GodwitError | None = None
+        self._abort = abort
+        self._changed = threading.Condition()
+        self._phase = "queued"
+        self._began_s = time.monotonic()
+        self._started, self._ended = now_text(), ""
+        self._phases: list[list[Any]] = [["queued", 0.0]]
+        self._served_s: float | None = None
+        self._moves_made = 0
+
+    # -- what a user does --------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        seen = self.progress()
+        return f"<Migration {self.id} ({self.kind}): {seen['phase']}, {seen['units_moved']} of {seen['units']} units moved>"
+
+    def progress(self) -> dict[str, Any]:
+        """How far it is: phase, units (groups and single keys) and keys moved of how many, bytes, and the same per move."""
+        with self._changed:
+            return report.progress(self.courses, self.outcome or self._phase) | {"id": self.id}
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until it has ended, or a standby stands; False if that takes longer. An error that ended it is raised."""
+        with self._changed:
+            over = self._changed.wait_for(self._over, timeout_s)
+        if self.error is not None:
+            raise self.error
+        return over
+
+    def abort(self, reason: str = "aborted by the user") -> None:
+        """Leave what has not moved yet where it is. What has moved stays moved; wait() tells when it has ended."""
+        with self._changed:
+            if self.ended or self.aborting is not None:
+                return
+            self.aborting = reason
+            self._changed.notify_all()
+        self._abort(self, reason)
+
+    def report(self) -> dict[str, Any]:
+        """What it came to, so far or in the end.
+
+        Keys and bytes moved, rows and bytes sent twice, how long rows of moving keys waited (stall), the time from the
+        request until the last key served at its target (reconfiguration_s), phases with the seconds at which they began,
+        groups moved against the least possible, and what became of each move.
+        """
+        with self._changed:
+            over_s = self._served_s if self._served_s is not None else time.monotonic() - self._began_s
+            return {
+                "id": self.id,
+                "kind": self.kind,
+                "protocol": self.options.protocol,
+                "order": self.options.order,
+                "outcome": self.outcome or self._phase,
+                "reason": self.reason,
+                "started": self._started,
+                "ended": self._ended or None,
+                "reconfiguration_s": round(over_s, 4),
+                "phases": [list(phase) for phase in self._phases],
+                "groups_minimum": self.minimum,
+                **report.totals(self.courses),
+            }
+
+    # -- what runs it does -------------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.outcome)
+
+    @property
+    def standing(self) -> bool:
+        return self._phase == "standing" and not self.outcome
+
+    def _over(self) -> bool:
+        return self.ended or self.standing
+
+    def enter(self, phase: str) -> None:
+        with self._changed:
+            if phase != self._phase:
+                self._phase = phase
+                self._phases.append([phase, round(time.monotonic() - self._began_s, 4)])
+                self._changed.notify_all()
+
+    def served_at(self, at_s: float) -> None:
+        """Some key has begun to serve at its target; the last one counts, what follows is tidying up."""
+        with self._changed:
+            self._served_s = max(self._served_s or 0.0, at_s - self._began_s)
+
+    def served_now(self) -> None:
+        self.served_at(time.monotonic())
+
+    def stands(self) -> None:
+        """Some copies of a standby have caught up."""
+        with self._changed:
+            if all(course.stood or course.over for course in self.courses) and not self.standing:
+                self._phase = "standing"
+                self._phases.append(["standing", round(time.monotonic() - self._began_s, 4)])
+            self._changed.notify_all()
+
+    def wait_copy(self, course: Course, asked: str) -> str | None:
+        """The try under way, once its copies stand and it is another than the one asked before; None when all is over."""
+        with self._changed:
+            while not course.over:
+                if course.stood and course.attempt != asked:
+                    return course.attempt
+                self._changed.wait(0.2)
+        return None
+
+    def next_move(self) -> str:
+        """A name for one attempt at a move, never used again."""
+        with self._changed:
+            self._moves_made += 1
+            return f"{self.id}-{self._moves_made}"
+
+    def heard(self, course: Course, answer: dict[str, Any]) -> None:
+        with self._changed:
+            course.heard(answer)
+
+    def end(self, outcome: str, reason: str = "", error: GodwitError | None = None) -> None:
+        with self._changed:
+            self._ended, self.reason, self.error = now_text(), reason, error
+            if self._served_s is None:
+                self._served_s = time.monotonic() - self._began_s
+            self._phases.append([outcome, round(time.monotonic() - self._began_s, 4)])
+            self.outcome = outcome
+            self._changed.notify_all()
+
+
+def show(migration: Migration, asked: bool | None) -> None:
+    """Wait, with a bar where a person waits too."""
+    if not (sys.stderr.isatty() if asked is None else asked):
+        migration.wait()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task(f"{migration.kind} {migration.id}", total=None)
+        over = False
+        while not over:
+            over = migration.wait(SHOWN_EVERY_S)
+            seen = migration.progress()
+            text = f"{migration.kind} {migration.id}: {seen['phase']}"
+            bar.update(task, description=text, completed=seen["units_moved"], total=seen["units"] or None)

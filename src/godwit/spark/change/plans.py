@@ -1,0 +1,164 @@
+"""What has to move for what is asked: plans from the tables, the roster and the copies that stand.
+
+Nothing is done here; a plan is made again when its turn comes, from the tables of then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from godwit.control import planner
+from godwit.control.claims import Claim
+from godwit.control.moves import Move, gathered
+from godwit.control.report import Course
+from godwit.errors import DefinitionError
+from godwit.model.units import Units
+from godwit.spark.change.carrying import Carrier
+from godwit.spark.change.migrations import Migration
+from godwit.spark.change.requests import checked_host
+from godwit.spark.hosts.membership import Membership
+from godwit.spark.hosts.owners import Owners
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done. `standing` are the copies that take over, for moves with protocol "standby".
+
+    `roster`: it goes by which hosts there are, so none joins or leaves beside it even if it lets none do so itself.
+    """
+
+    moves: list[Move]
+    joining: list[str] = field(default_factory=list)
+    leaving: list[str] = field(default_factory=list)
+    minimum: int | None = None
+    standing: list[tuple[Migration, Course]] = field(default_factory=list)
+    roster: bool = False
+
+    def claim(self) -> Claim:
+        return Claim.of(self.moves, self.leaving, roster=self.roster or bool(self.joining or self.leaving))
+
+
+class Plans:
+    """`copies` gives the copies that stand now."""
+
+    def __init__(
+        self,
+        owners: Owners,
+        members: Membership,
+        carrier: Carrier,
+        copies: Callable[[], list[tuple[Migration, Course]]],
+    ) -> None:
+        self._owners = owners
+        self._members = members
+        self._carrier = carrier
+        self._copies = copies
+
+    def scaled(self, count: int) -> Plan:
+        now = list(self._members.hosts())
+        self._members.check_slots(count)
+        if count >= len(now):
+            return self._spread([*now, *self._members.next_hosts(count - len(now))], now)
+        newest_first = sorted(now, key=lambda host: (self._group_count(host), -now.index(host)))
+        gone = newest_first[: len(now) - count]  # those with least, so that least is moved
+        return self._spread([host for host in now if host not in gone], now)
+
+    def arranged(self, count: int, warm: int) -> Plan:
+        """So many hosts that own something, from those that are started and empty as far as there are; as many stay warm."""
+        now = list(self._members.hosts())
+        owning = [host for host in now if self._owners.owned(host)]
+        empty = [host for host in now if host not in owning]
+        more = self._members.next_hosts(max(0, count - len(now)))
+        fewest_first = sorted(owning, key=lambda host: (self._group_count(host), -now.index(host)))
+        gone = fewest_first[: max(0, len(owning) - count)]
+        chosen = [host for host in [*owning, *empty, *more] if host not in gone][:count]
+        rest = [host for host in now if host not in chosen]
+        self._members.check_slots(len(chosen) + len(rest))
+        return replace(self._spread(chosen, [host for host in now if host not in rest[:warm]]), roster=True)
+
+    def warmed(self, count: int) -> Plan:
+        """So many hosts that are started and own nothing: others join, or some of them leave."""
+        now = list(self._members.hosts())
+        empty = [host for host in now if not self._owners.owned(host)]
+        self._members.check_slots(len(now) + max(0, count - len(empty)))
+        return Plan([], self._members.next_hosts(max(0, count - len(empty))), empty[count:])
+
+    def _group_count(self, host: str) -> int:
+        return sum(len(units.groups) for units in self._owners.owned(host).values())
+
+    def without(self, host: Any) -> Plan:
+        now = list(self._members.hosts())
+        name = checked_host(host, now, "")
+        return self._spread([one for one in now if one != name], now)
+
+    def _spread(self, hosts: list[str], now: list[str]) -> Plan:
+        if not hosts:
+            raise DefinitionError(
+                f"{now[0]} is the last host, and its keys have nowhere to go",
+                todo="Scale out before, or close the flock",
+            )
+        tables = {operator: self._owners.table(operator) for operator in self._owners.names()}
+        moves = [move for name, table in tables.items() for move in planner.spread(name, table, hosts)]
+        least = sum(planner.minimum(table, hosts) for table in tables.values())
+        joining = [host for host in hosts if host not in now]
+        return Plan(moves, joining, [host for host in now if host not in hosts], least)
+
+    def moves(self, operator: str, units: Units, to: Any) -> list[Move]:
+        table = self._owners.table(operator)
+        target = checked_host(to, table.hosts, "to=")
+        found = [(table.owner_of(unit), target, unit) for unit in units]
+        away = [line for line in found if line[0] != target]
+        if not away:
+            raise DefinitionError(f"{target} owns all of it already", todo="Look at flock.routing()", operator=operator)
+        return gathered(operator, away)
+
+    def rebalanced(self, operator: str) -> Plan:
+        table = self._owners.table(operator)
+        hosts = [host for host in table.hosts if self._owners.owned(host)]  # one that is kept warm stays empty
+        measured = {host: self._carrier.measure(host, operator) for host in hosts}
+        return Plan(planner.rebalance(operator, table, hosts, measured))
+
+    def copied(self, operator: str, units: Units | None, to: Any) -> Plan:
+        table = self._owners.table(operator)
+        target = checked_host(to, table.hosts, "to=")
+        if units is None:
+            units = Units()
+            for host in table.hosts:
+                units |= table.units_of(host) if host != target else Units()
+        return Plan(self.moves(operator, units, to))
+
+    def handed_over_from(self, host: Any) -> Plan:
+        now = list(self._members.hosts())
+        name = checked_host(host, now, "")
+        wanted = [Move(operator, name, "", units) for operator, units in self._owners.owned(name).items()]
+        return self.handed_over(wanted, leaving=[name])
+
+    def handed_over(self, wanted: list[Move], leaving: Iterable[str] = ()) -> Plan:
+        """Copies that together are exactly what is wanted. A copy is handed over whole."""
+        found: list[tuple[Migration, Course]] = []
+        for move in wanted:
+            copies = [pair for pair in self._copies() if _copy_of(pair[1].move, move)]
+            missing = move.units
+            for _, course in copies:
+                missing -= course.move.units
+            more = [course for _, course in copies if course.move.units - move.units]
+            if missing or more:
+                what = (
+                    f"{len(missing)} of {len(move.units)} units have no copy"
+                    if missing
+                    else "a copy holds more than that"
+                )
+                raise DefinitionError(
+                    f"nothing can be handed over: {what}",
+                    todo="Start copies of exactly these with flock.standby(...) and wait for it",
+                    operator=move.operator,
+                    origin=move.origin,
+                )
+            found += copies
+        return Plan([course.move for _, course in found], leaving=list(leaving), standing=found)
+
+
+def _copy_of(copy: Move, wanted: Move) -> bool:
+    same = (copy.operator, copy.origin) == (wanted.operator, wanted.origin)
+    return same and copy.target == (wanted.target or copy.target) and bool(copy.units & wanted.units)

@@ -1,0 +1,172 @@
+"""What happens when a host is lost: others take over its keys at once, or it is started again from its changelog.
+
+That it is lost is Spark's word: its task has ended, by itself or because nothing was heard of the host any more. It may run all
+the same, so it is fenced before anything else is done. Taking over is never the only way: whatever stands against it, or goes
+wrong before the will is written, starts the host again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from godwit.control.losses import WINDOW_S, Losses
+from godwit.control.moves import spans
+from godwit.errors import GodwitError, HostUnavailable
+from godwit.model.units import Units
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.takeover import rescue
+from godwit.runtime.takeover.rescue import Estate
+from godwit.spark.change.reconfigure import Reconfiguration
+from godwit.spark.checkpoint.history import History
+from godwit.spark.checkpoint.home import Home
+from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.hosts.membership import Membership
+from godwit.spark.hosts.owners import Owners
+from godwit.state.segments import Durability
+
+Recovery = Literal["storage", "parallel"]
+REPLACE_AFTER_S: Final = 10.0
+AGAIN_S: Final = 1.0
+
+
+class Rescuer:
+    def __init__(
+        self,
+        home: Home,
+        hosts: Hosts,
+        owners: Owners,
+        members: Membership,
+        changes: Reconfiguration,
+        history: History,
+        recovery: Recovery,
+        durability: Durability,
+        active_scopes: Callable[[], list[str]],
+    ) -> None:
+        self._home = home
+        self._hosts = hosts
+        self._owners = owners
+        self._members = members
+        self._changes = changes
+        self._history = history
+        self._recovery = recovery
+        self._durability = durability
+        self._active_scopes = active_scopes
+        self._losses = Losses()
+        self._quarantined: dict[str, str] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def lost(self, host: str, noticed: str) -> bool:
+        """Whether its keys have other owners now; if not, it is to be started again. `noticed`: how."""
+        with self._one_at_a_time:
+            if self._hosts.closing.is_set():
+                return False
+            if host not in self._members.hosts():
+                return True
+            began_s = time.monotonic()
+            self._losses.add(host, began_s)
+            copies = self._changes.copies_of(host)
+            reason, told = self._against(host, copies), {}
+            if not reason:
+                try:
+                    told = self._taken_over(host, copies)
+                except GodwitError as error:
+                    reason = str(error)
+            if reason:
+                self._history.add("lost", host=host, noticed=noticed, recovery="storage", reason=reason)
+                self._hosts.closing.wait(self._losses.pause_s)
+                return False
+            self._follow(host, noticed, told, began_s)
+        return True
+
+    def quarantined(self) -> dict[str, str]:
+        """Hosts that were lost too often to be started again, and why."""
+        return dict(self._quarantined)
+
+    def _against(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> str:
+        """Why it must be started again; empty if others can take over."""
+        owned = self._owners.owned(host)
+        if not owned:
+            return "it owned nothing"
+        covered = all(not units - _all_of(copies.get(operator, {})) for operator, units in owned.items())
+        if self._losses.storm:
+            return "hosts are lost one after another: others would fare no better with its keys"
+        wanted = self._recovery == "parallel" or covered or self._losses.flaps(host)
+        if not wanted:
+            return "recovery is 'storage', and there are no copies of all that it owned"
+        if len(self._members.hosts()) == 1:
+            return "there is no other host"
+        if self._changes.keys_move():
+            return "keys are being moved"
+        return ""
+
+    def _taken_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, dict[str, Any]]:
+        """What each heir says of it; an error if there is no will."""
+        estate = rescue.fenced(host_directory(str(self._home.path), host), self._durability)
+        if unsettled := estate.unsettled() or self._evaluating(estate):
+            raise HostUnavailable(unsettled, host=host)
+        heirs = sorted((name for name in self._members.hosts() if name != host), key=self._groups_of)
+        owned = {op: own.mine() for op, own in estate.owned.items() if own.mine()}
+        if not owned:
+            raise HostUnavailable("it owned nothing", host=host)
+        return rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
+
+    def _follow(self, host: str, noticed: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
+        """Tables, roster and history after the fact, which nothing takes back: again until there is room for them."""
+        before = len(self._members.hosts())
+        while True:
+            try:
+                self._write_down(host, noticed, told, began_s)
+                break
+            except GodwitError:
+                if self._hosts.closing.wait(AGAIN_S):
+                    return
+        threading.Thread(target=self._replace, args=(before,), name="godwit-replace", daemon=True).start()
+
+    def _write_down(self, host: str, noticed: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
+        for heir, answer in told.items():
+            for operator, epochs in answer["served"].items():
+                self._owners.moved(operator, epochs, heir)
+                units = Units.of(*epochs)
+                fields = {"operator": operator, "origin": host, "target": heir, "groups": spans(units.groups)}
+                self._history.add("moved", migration=f"loss of {host}", keys=sorted(units.keys), **fields)
+        self._changes.taken_over(host)
+        self._members.lost(host)
+        figures = {heir: {name: answer[name] for name in ("bytes", "by_copies")} for heir, answer in told.items()}
+        took_s = round(time.monotonic() - began_s, 3)
+        self._history.add("lost", host=host, noticed=noticed, recovery="taken over", heirs=figures, took_s=took_s)
+        if self._losses.flaps(host):
+            self._quarantined[host] = f"lost {self._losses.of(host)} times within {WINDOW_S:.0f} s"
+            self._history.add("quarantined", host=host, reason=self._quarantined[host])
+
+    def _groups_of(self, host: str) -> int:
+        return sum(len(units) for units in self._owners.owned(host).values())
+
+    def _evaluating(self, estate: Estate) -> str:
+        """State of a batch DataFrame that is being evaluated is nowhere in the tables."""
+        active = set(self._active_scopes())
+        running = [name for name in estate.operators if name.rpartition("@")[2] in active]
+        return f"{running[0]} is being evaluated" if running else ""
+
+    def _replace(self, count: int) -> None:
+        """As many hosts as before: a new one joins, and gets its share from the heirs while the query goes on.
+
+        Not at once: what has gathered is worked off first. If somebody has scaled meanwhile, that holds. All of it in a thread
+        of its own: other hosts may be lost by now, and what is asked of them waits until they are dealt with.
+        """
+        self._members.tell_roster()
+        if self._hosts.closing.wait(REPLACE_AFTER_S) or len(self._members.hosts()) != count - 1:
+            return
+        try:
+            self._changes.scale(count, {"wait": False, "progress": False})
+        except GodwitError as error:  # no slot for it, for instance: the flock goes on with fewer
+            self._history.add("not replaced", reason=str(error))
+
+
+def _all_of(copies: Mapping[str, Units]) -> Units:
+    units = Units()
+    for some in copies.values():
+        units |= some
+    return units

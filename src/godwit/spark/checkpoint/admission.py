@@ -1,0 +1,116 @@
+"""Decides whether a run may work: the newest of its query, of a kind that can be exact, with checkpoints that fit.
+
+Asked by a host when it meets a run for the first time. Spark itself is the authority: at most one run of a query is active
+in an application, so a run that is not active is a zombie. What Spark has planned and committed is read from its own logs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from godwit.errors import CheckpointMismatch, StaleRun, UnsupportedQuery
+from godwit.spark.checkpoint.streams import initial_offsets, offsets_of, sources_under
+
+_REFUSED = {
+    "AsyncProgressTrackingMicroBatchExecution": (
+        "asynchronous progress tracking may replay batches that are cut elsewhere, so rows cannot be told apart",
+        "Set asyncProgressTrackingEnabled to false",
+    ),
+    "ContinuousExecution": (
+        "continuous processing has no batches to commit",
+        "Use a processingTime or availableNow trigger",
+    ),
+}
+_REAL_TIME = "RealTimeTrigger"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The query that an operator's state belongs to."""
+
+    query: str
+    checkpoint: str
+
+
+class Admission:
+    def __init__(self, spark: SparkSession, accept_gaps: bool) -> None:
+        self._spark = spark
+        self._accept_gaps = accept_gaps
+        self.bindings: dict[str, Binding] = {}
+        self.sources: dict[str, frozenset[int]] = {}  # by operator: the columns of the streams under it
+        self.merges: dict[str, bool] = {}  # whether the operator's rows are gathered in blocks
+
+    def admit(self, request: dict[str, Any]) -> None:
+        operator, query, run, batch = (request[name] for name in ("operator", "query", "run", "batch"))
+        execution = self._active(query)
+        if execution is None or execution.runId().toString() != run:
+            raise StaleRun(f"run {run} of query {query} is no longer active", operator=operator, batch=batch)
+        self._check_kind(execution, operator)
+        self.bindings[operator] = Binding(query, execution.resolvedCheckpointRoot())
+        if batch > request["last_batch"] + 1 and not self._accept_gaps:
+            self._check_gap(execution, request)
+
+    def _active(self, query: str) -> Any:
+        jvm: Any = self._spark._jvm
+        session: Any = self._spark._jsparkSession
+        return session.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+
+    def _check_kind(self, execution: Any, operator: str) -> None:
+        refused = _REFUSED.get(execution.getClass().getSimpleName())
+        if refused is not None:
+            raise UnsupportedQuery(refused[0], todo=refused[1], operator=operator)
+        if self.merges.get(operator) and execution.trigger().getClass().getSimpleName() == _REAL_TIME:
+            raise UnsupportedQuery(
+                "the processor declares a merge, for which rows are gathered, and the real-time trigger lets none wait",
+                todo="Use a processingTime or availableNow trigger, or declare no merge",
+                operator=operator,
+            )
+
+    def _check_gap(self, execution: Any, request: dict[str, Any]) -> None:
+        """Between the last batch known here and this one, Spark must have had nothing for this operator."""
+        first, batch = request["last_batch"] + 1, request["batch"]
+        sources = sources_under(execution, self.sources.get(request["operator"], frozenset()))
+        before = offsets_of(execution, first - 1, sources) if first else initial_offsets(sources)
+        for skipped in range(first, batch):
+            offsets = offsets_of(execution, skipped, sources)
+            if offsets is None or before is None or any(map(_advanced, offsets, before)):
+                raise CheckpointMismatch(_gap(request, skipped), todo=_GAP_TODO, operator=request["operator"])
+            before = offsets
+
+
+def _advanced(offset: str | None, before: str | None) -> bool:
+    """A source that Spark has asked for nothing yet has no offset."""
+    return offset is not None and offset != before
+
+
+_GAP_TODO = (
+    "Restore both checkpoints from the same copy, or start both afresh; if the batches between had no rows for this operator, "
+    "open the flock with onGap='accept'"
+)
+
+
+def _gap(request: dict[str, Any], skipped: int) -> str:
+    if request["fresh"]:
+        return (
+            f"Spark starts at batch {request['batch']}, but there is no Godwit state for the batches before it: Godwit's "
+            "checkpoint is missing or another one"
+        )
+    return (
+        f"Spark goes on at batch {request['batch']}, but this state ends at batch {request['last_batch']} and batch {skipped} "
+        "had data: Godwit's checkpoint is older than Spark's"
+    )
+
+
+def committed_batch(spark: SparkSession, checkpoint: str) -> int:
+    """The newest batch that Spark has committed, from its commit log; -1 before the first."""
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    path = jvm.org.apache.hadoop.fs.Path(checkpoint, "commits")
+    files = path.getFileSystem(session.sessionState().newHadoopConf())
+    if not files.exists(path):
+        return -1
+    names = [status.getPath().getName() for status in files.listStatus(path)]
+    return max((int(name) for name in names if name.isdigit()), default=-1)

@@ -1,0 +1,50 @@
+"""Whether a checkpoint may be opened: not while the flock that has it lives, unless it is to be ended.
+
+A flock that was killed leaves no word, so its owner file looks like that of one that lives: it is asked. Fencing does not rest
+on the answer: whoever is wrongly taken for dead is stopped at its next write, as by `take_over`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from godwit.errors import CheckpointInUse
+from godwit.runtime.liveness.presence import Owner, asked, read_owner
+from godwit.spark.checkpoint.history import now_text
+
+_OPENED_ANYWAY: Final = {
+    "unreachable": "its machine could not be reached",
+    "elsewhere": "it is on another machine and listens to that one only, so it could not be asked",
+}
+
+
+def myself(application: str, presence: str) -> dict[str, Any]:
+    """What the owner file says of this process."""
+    who: dict[str, Any] = {"machine": socket.gethostname(), "pid": os.getpid(), "since": now_text()}
+    return who | {"application": application, "presence": presence}
+
+
+def check_free(checkpoint: Path, take_over: bool) -> str:
+    """What is to be remembered of the flock that had the checkpoint before; empty if it had ended."""
+    owner = read_owner(checkpoint)
+    if owner is None or owner.closed:
+        return ""
+    answer = asked(owner)
+    if answer in ("lives", "silent"):
+        if not take_over:
+            raise _in_use(checkpoint, owner, answer == "silent")
+        return f"taken over from {owner}"
+    doubt = _OPENED_ANYWAY.get(answer)
+    return "" if doubt is None else f"{owner} had not closed it; {doubt}"
+
+
+def _in_use(checkpoint: Path, owner: Owner, silent: bool) -> CheckpointInUse:
+    hangs = ", and does not answer: it is stopped or hangs" if silent else ""
+    return CheckpointInUse(
+        f"the checkpoint {checkpoint} is in use by {owner}{hangs}",
+        todo="Close that flock, or give take_over=True, which ends it; to look only, use godwit.read_state",
+        checkpoint=str(checkpoint),
+    )

@@ -1,0 +1,1 @@
+"""Operators: arguments checked, definitions compared with the checkpoint, and turned into DataFrames."""

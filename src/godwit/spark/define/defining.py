@@ -1,0 +1,181 @@
+"""The operators of a flock: defined once, made known to its hosts, and turned into DataFrames whose rows go there.
+
+Decides what a definition must fit, and in which order it becomes known. What an operator is made of is in `operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+
+from godwit.errors import DefinitionError, GodwitError, HostUnavailable, StaleGeneration
+from godwit.model.progress import BatchRef
+from godwit.model.routing import Routing
+from godwit.runtime.controller import Controller, operator_json
+from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.runtime.router.route import Numbering, Route, Task
+from godwit.runtime.router.router import Router
+from godwit.spark.checkpoint.admission import Admission, Binding
+from godwit.spark.checkpoint.home import Home
+from godwit.spark.checkpoint.streams import stream_columns
+from godwit.spark.define import timer_source
+from godwit.spark.define.initial import by_owner, initial_rows
+from godwit.spark.define.operators import (
+    INITIAL_BATCH,
+    Definition,
+    build,
+    checked_name,
+    current_task,
+    hashed,
+    input_schema,
+    numbering,
+    partitioned,
+    routed,
+    with_identity,
+    with_ticks,
+)
+from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.hosts.membership import Membership
+from godwit.spark.hosts.owners import Owners
+
+
+class Definer:
+    """`operators`: those that have been defined since the flock was opened."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        home: Home,
+        hosts: Hosts,
+        controller: Controller,
+        owners: Owners,
+        members: Membership,
+        admission: Admission,
+        token: str,
+        wait_s: float,
+        incarnation: str,
+    ) -> None:
+        self.operators: dict[str, Operator] = {}
+        self._spark = spark
+        self._home = home
+        self._hosts = hosts
+        self._controller = controller
+        self._owners = owners
+        self._members = members
+        self._admission = admission
+        self._token = token
+        self._wait_s = wait_s
+        self._incarnation = incarnation
+
+    def define(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
+        checked_name(definition.name)
+        if definition.name in self.operators:
+            raise DefinitionError(
+                "an operator of this name is already defined on this flock",
+                todo="Give each operator a name of its own",
+                operator=definition.name,
+            )
+        operator = build(definition)
+        start = None if initial is None else hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
+        if start is not None and operator.spec.ephemeral:
+            operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
+        self._check_kept(operator)
+        self._admission.sources[definition.name] = stream_columns(definition.frame, without=timer_source.FORMAT)
+        self._admission.merges[definition.name] = bool(operator.spec.merge)
+        with self._members.changing:
+            ephemeral = operator.spec.ephemeral
+            routing = self._fixed_routing() if ephemeral else self._owners.define(definition.name)
+            self._announce(operator, routing)
+        route = self._route(operator, numbering(definition), routing)
+        if start is not None and not operator.spec.ephemeral and not self._home.initialised(definition.name):
+            self._initialise(operator, start, route)
+        return self._frame(definition, operator, route)
+
+    def _fixed_routing(self) -> Routing:
+        """For operators over batch DataFrames, whose state is never moved: each evaluation spreads over the hosts anew."""
+        return Routing.spread(self._home.roster(), len(self._home.routing.owners))
+
+    def _check_kept(self, operator: Operator) -> None:
+        kept = self._home.operator(operator.spec.name)
+        if kept is not None:
+            operator.spec.check_fits(kept[0])
+
+    def _announce(self, operator: Operator, routing: Routing) -> None:
+        """To the controller first, so that a host that starts in between has it too."""
+        self._controller.add(operator, routing)
+        try:
+            for host in self._controller.hosts():
+                with suppress(HostUnavailable, StaleGeneration):  # its successor takes definitions from the controller
+                    self._hosts.ask_now(host, "define", operator=operator_json(operator, routing))
+        except GodwitError:
+            self._controller.remove(operator.spec.name)
+            raise
+        self._home.keep(operator.spec, None)
+        self.operators[operator.spec.name] = operator
+
+    def _route(self, operator: Operator, numbered_by: Numbering, routing: Routing) -> Route:
+        spec = operator.spec
+        return Route(
+            operator=spec.name,
+            checkpoint=str(self._home.path),
+            routing=routing,
+            output_schema=spec.output_schema,
+            key_names=tuple(spec.key_schema.names),
+            token=self._token,
+            null_keys=spec.null_keys,
+            event_time=spec.event_time,
+            gather=spec.flavour != "native",
+            numbering=numbered_by,
+            wait_s=self._wait_s,
+            incarnation=self._incarnation,
+            timers=spec.time_mode != "none",
+            merge=spec.merge,
+            checked=True,
+            controller=self._controller.address,
+        )
+
+    def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
+        rows = partitioned(with_identity(definition, route.numbering))
+        if definition.frame.isStreaming and operator.spec.time_mode != "none":
+            ticks = timer_source.ticks(self._spark, route)
+            self._admission.sources[definition.name] |= stream_columns(ticks)
+            rows = with_ticks(rows, ticks)
+        return routed(rows, route, self._incarnation)
+
+    def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
+        """Send the initial rows to hosts now, in a batch job of their own, before any batch of the stream."""
+        schema = input_schema(frame.drop(frame.columns[-1]))
+        incarnation = self._incarnation
+        batch = BatchRef("initial", f"initial-{uuid4().hex}", INITIAL_BATCH)  # another job may cut the rows otherwise
+
+        def body(batches: Iterator[Any]) -> Iterator[Any]:
+            now = current_task(incarnation)
+            task = Task(batch, f"initial-{now.lane}", attempt=now.attempt)
+            return Router(replace(route, numbering="position", event_time=None, merge=(), checked=False), task).run(
+                batches, schema
+            )
+
+        frame.mapInArrow(body, "none int").count()
+        self._home.keep(operator.spec, None, initialised=True)
+
+    def admitted(self, name: str) -> None:
+        """A batch of its query may run: which query that is, is written down."""
+        operator = self.operators.get(name)
+        if operator is not None:
+            self._home.keep(operator.spec, self._admission.bindings[name])
+
+    def known(self, name: str) -> tuple[OperatorSpec, Binding | None]:
+        """Also those of earlier openings."""
+        kept = self._home.operator(str(name))
+        if kept is None:
+            raise DefinitionError(
+                "no operator of this name on this flock",
+                todo=f"There are: {', '.join(sorted(self.operators)) or 'none yet'}",
+                operator=name,
+            )
+        return kept

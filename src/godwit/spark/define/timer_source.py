@@ -1,0 +1,98 @@
+"""A source that has a row only when a timer is due: the batch that fires timers when no data comes.
+
+Spark runs batches without data only for its own stateful operators. This source stands beside an operator's input and gives
+Spark a reason to run a batch exactly when some host has something to fire. Its rows carry nothing and are dropped by the
+router; opening the batch is what fires timers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from godwit.errors import GodwitError
+from godwit.runtime.liveness.leases import host_directory, read_lease
+from godwit.runtime.router.route import Route
+from godwit.spark.checkpoint.home import read_roster
+from godwit.transport import line
+from godwit.transport.flight import Client
+
+FORMAT: Final = "godwit-timers"
+
+
+def register(spark: SparkSession) -> None:
+    spark.dataSource.register(TimerSource)
+
+
+def ticks(spark: SparkSession, route: Route) -> DataFrame:
+    """Empty rows that come when something of the route's operator is due."""
+    given = {"operator": route.operator, "checkpoint": route.checkpoint, "token": route.token}
+    return spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **given).load()
+
+
+class TimerSource(DataSource):
+    """Options: operator, checkpoint, hosts (comma separated; those of the definition, if there are others since), token."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return "tick long"
+
+    def streamReader(self, schema: StructType) -> TimerReader:
+        return TimerReader(dict(self.options))
+
+
+class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: dict[str, str]) -> None:
+        self._operator = options["operator"]
+        self._checkpoint = options["checkpoint"]
+        self._defined_with = tuple(options["hosts"].split(","))
+        self._token = options["token"]
+        self._clients: dict[str, Client] = {}
+        self._until_ms: int | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is due now by the clock, and whatever the data at hand makes due by event time; so the query ends."""
+        self._until_ms = time.time_ns() // 1_000_000
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"tick": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        hosts = read_roster(self._checkpoint) or self._defined_with
+        if not any(self._due(host) for host in hosts):
+            return start
+        return {"tick": max(start["tick"] + 1, time.time_ns() // 1_000_000)}
+
+    def _due(self, host: str) -> bool:
+        """A host that cannot be asked now has nothing due; it is asked again at the next trigger."""
+        lease = read_lease(host_directory(self._checkpoint, host))
+        if lease is None:
+            return False
+        client = self._clients.get(lease.address)
+        if client is None:
+            client = self._clients[lease.address] = line.connect(lease.address, self._token)
+        try:
+            asked = {"operator": self._operator, "until_ms": self._until_ms}
+            return bool(client.call("timers_due", timeout_s=5.0, **asked)["due"])
+        except GodwitError:
+            self._clients.pop(lease.address).close()
+            return False
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(end["tick"])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
+
+    def stop(self) -> None:
+        for client in self._clients.values():
+            client.close()

@@ -1,0 +1,182 @@
+"""Which hosts there are: joining before they are given anything, leaving when they have nothing left.
+
+A host that joins is started, takes over batch and watermark from an older one, and only then is in the tables and on the roster
+that hosts and routers go by. A host that leaves owns nothing and owes nobody an answer when it is stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from godwit.errors import HostUnavailable, InvariantBroken
+from godwit.runtime.backup.records import Records
+from godwit.runtime.controller import operator_json
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.liveness.wills import read_will
+from godwit.runtime.processor.codeless import codeless
+from godwit.spark.checkpoint.history import History
+from godwit.spark.checkpoint.home import Home
+from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.hosts.owners import Owners
+
+ASK_GAP_S = 0.02
+
+
+class Membership:
+    """`check_slots` refuses more hosts than Spark has room for; `stop_queries` stops those that use the flock."""
+
+    def __init__(
+        self,
+        home: Home,
+        hosts: Hosts,
+        owners: Owners,
+        history: History,
+        check_slots: Callable[[int], None],
+        stop_queries: Callable[[], None],
+    ) -> None:
+        self._home = home
+        self._hosts = hosts
+        self._owners = owners
+        self._history = history
+        self.changing = threading.RLock()  # an operator is not defined while a host joins or leaves
+        self.check_slots = check_slots
+        self._stop_queries = stop_queries
+
+    def hosts(self) -> tuple[str, ...]:
+        return self._home.roster()
+
+    def next_hosts(self, count: int) -> list[str]:
+        return self._home.next_hosts(count)
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start the hosts of the roster, and make the tables anew from what they say."""
+        lost = [host for host in self.hosts() if read_will(self._directory(host)) is not None]
+        if lost:  # an application ended right after it had dealt out what they had
+            self._home.keep_roster([host for host in self.hosts() if host not in lost])
+        self._hosts.start(self.hosts())
+        for host in lost:
+            self._wait_inherited(host)
+        self._end_backups(lost)
+        self._owners.rebuild()
+        self._even_marks(self.hosts())
+        self.tell_roster()
+
+    def _directory(self, host: str) -> Path:
+        return host_directory(str(self._home.path), host)
+
+    def _wait_inherited(self, lost: str) -> None:
+        """Until the heirs that were down have found the will, and own what it gives them."""
+        will = read_will(self._directory(lost))
+        for heir, share in {} if will is None else will[1].items():
+            for operator in share if heir in self.hosts() else ():
+                own = self._owners.ask(heir, operator)
+                while own is not None and any(step.origin == lost for step in own.incoming.values()):
+                    self._hosts.closing.wait(ASK_GAP_S)
+                    own = self._owners.ask(heir, operator)
+
+    # -- joining and leaving -----------------------------------------------------------------------------------------
+
+    def lost(self, name: str) -> None:
+        """What it owned has other owners; it is not started again. Routers go on as soon as no table has it.
+
+        Whoever is about to let a host join may be waiting for this one, so it is gone before its place on the roster is.
+        """
+        self._owners.parted([name])
+        self._hosts.part_from(name)
+        with self.changing:
+            self._home.keep_roster([host for host in self.hosts() if host != name])
+        self._end_backups([name])
+
+    def join(self, names: Sequence[str]) -> None:
+        with self.changing:
+            before = self.hosts()
+            self._home.keep_roster([*before, *names])
+            try:
+                self._hosts.start(names)
+                self._even_marks([*before, *names])
+            except BaseException:
+                self._hosts.stop(names)
+                self._home.keep_roster(before)
+                raise
+            self._owners.joined(names)
+        self.tell_roster()
+        self._history.add("joined", hosts=list(names))
+
+    def leave(self, names: Sequence[str]) -> bool:
+        """False if they still own something; else they are gone."""
+        with self.changing:
+            if any(self._owners.owned(name) for name in names):
+                return False
+            for name in names:
+                self._wait_settled(name)
+            self._owners.parted(names)
+            self._home.keep_roster([host for host in self.hosts() if host not in names])
+        self.tell_roster()
+        self._hosts.stop(names)
+        self._history.add("left", hosts=list(names))
+        self._end_backups(names)
+        return True
+
+    def _end_backups(self, names: Sequence[str]) -> None:
+        """There is nothing to bring back any more; whoever kept it lets go of it."""
+        for name in names:
+            Records(str(self._home.path), name).end()
+        for host in self.hosts():
+            with suppress(HostUnavailable):
+                self._hosts.ask_now(host, "tidy_backups")
+
+    def _wait_settled(self, host: str) -> None:
+        """Until all that it gave away is confirmed: until then its log is where the answer is to whose it is."""
+        for operator in self._owners.names():
+            own = self._owners.ask(host, operator)
+            while own is not None and (own.outgoing or own.incoming):
+                self._hosts.closing.wait(ASK_GAP_S)
+                own = self._owners.ask(host, operator)
+            if own is not None and own.mine():
+                raise InvariantBroken(f"{host} still owns {len(own.mine())} units that the table gives to others")
+
+    def _even_marks(self, names: Sequence[str]) -> None:
+        """Hosts that have never seen an operator's batches take over from the one that has seen most of them."""
+        marks = {name: self._hosts.ask(name, "marks")["marks"] for name in names}
+        newest: dict[str, Any] = {}
+        for told in marks.values():
+            for operator, mark in told.items():
+                if operator not in newest or mark["batch"] > newest[operator]["batch"]:
+                    newest[operator] = mark
+        for name, told in marks.items():
+            self._introduce(name, [operator for operator in newest if operator not in told])
+            lacking = {
+                op: mark for op, mark in newest.items() if op not in told or told[op]["batch"] < 0 <= mark["batch"]
+            }
+            if lacking:
+                self._hosts.ask(name, "adopt", marks=lacking)
+
+    def _introduce(self, name: str, operators: Sequence[str]) -> None:
+        """Let a new host hold state of operators that nobody has defined since the flock was opened."""
+        for operator in operators:
+            kept = self._home.operator(operator)
+            if kept is not None:
+                described = operator_json(codeless(kept[0]), self._owners.table(operator))
+                self._hosts.ask(name, "define", operator=described)
+
+    def tell_roster(self) -> None:
+        """A host that is away reads it from the tables when it starts again; one that has been lost since need not know."""
+        names = list(self.hosts())
+        for name in names:
+            with suppress(HostUnavailable):
+                self._hosts.ask(name, "roster", hosts=names)
+
+    # -- all at once -------------------------------------------------------------------------------------------------
+
+    def stop_all(self) -> None:
+        self._stop_queries()
+        self._hosts.stop(self._hosts.names())
+
+    def start_all(self) -> None:
+        self._hosts.start(self.hosts())

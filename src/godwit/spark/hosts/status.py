@@ -1,0 +1,64 @@
+"""What a flock is doing, gathered from its hosts and its jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from godwit.errors import GodwitError
+from godwit.runtime.controller import Controller
+from godwit.spark.checkpoint.home import Home
+from godwit.spark.hosts.hosting import HostJob
+from godwit.spark.hosts.owners import Owners
+from godwit.transport import line
+
+
+def flock_status(
+    home: Home, owners: Owners, controller: Controller, jobs: Sequence[HostJob], token: str
+) -> dict[str, Any]:
+    """Hosts by name, with the groups they own of all operators; and operators by name with their instances."""
+    hosts: dict[str, Any] = {}
+    operators: dict[str, Any] = {}
+    for job in jobs:
+        name = job.config.host
+        report = _ask(controller, name, token)
+        instances = report.pop("instances", [])
+        hosts[name] = {
+            "restarts": job.restarts,
+            "groups": sum(len(units.groups) for units in owners.owned(name).values()),
+            **report,
+        }
+        if job.gave_up:
+            hosts[name]["state"] = "failed"
+        for instance in instances:
+            operators.setdefault(instance["operator"], {"instances": {}})["instances"][name] = instance
+    for operator in operators.values():
+        operator |= _totals(list(operator["instances"].values()))
+    return {"flock": home.flock, "checkpoint": str(home.path), "hosts": hosts, "operators": operators}
+
+
+def _ask(controller: Controller, name: str, token: str) -> dict[str, Any]:
+    registered = controller.hosts().get(name)
+    failure = controller.failure(name)
+    if registered is None:
+        return {"state": "starting", "error": str(failure) if failure else None}
+    client = line.connect(registered.address, token)
+    try:
+        report = client.call("status", timeout_s=5.0)
+    except GodwitError as error:
+        return {"state": "down", "generation": registered.generation, "error": str(failure or error)}
+    finally:
+        client.close()
+    kept = ("generation", "pid", "load_s", "uptime_s", "upkeep_error", "backup", "storage", "instances")
+    return {"state": "serving", "address": registered.address, **{field: report[field] for field in kept}}
+
+
+def _totals(instances: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    added = ("keys", "bytes", "rows", "outputs", "replayed", "late", "timers_fired", "rows_per_second", "dead_letters")
+    totals = {name: sum(instance[name] for instance in instances) for name in added}
+    newest_ms = max(instance["touched_ms"] for instance in instances)
+    return totals | {
+        "batch": max(instance["batch"] for instance in instances),
+        "lag_s": None if newest_ms == 0 else max(0.0, time.time() - newest_ms / 1000),
+    }

@@ -1,0 +1,322 @@
+"""What a PySpark processor gets from Godwit in place of Spark: the handle, and the state behind it.
+
+Decides how each method of PySpark's StatefulProcessorHandle, ValueState, ListState and MapState reads and
+writes the staged state of the current key, and which calls are refused (as Spark refuses them). The classes
+are subclasses of PySpark's, so user code that checks types goes on working. It must not know how rows reach
+the processor or where state is kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as sql
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
+
+from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
+from godwit.spark.pyspark_api.convert import row_maker
+from godwit.spark.pyspark_api.schemas import arrow_schema
+from godwit.state.codec import compile_codec
+from godwit.state.keys import Key
+from godwit.state.tables import KeyedState
+from godwit.state.variables import Kind, Variable
+
+Schema: TypeAlias = sql.StructType | str
+
+TIME_MODES: Final = ("none", "processingtime", "eventtime")
+VALUE_BYTES_MAX: Final = 64 << 20
+
+
+class Scope:
+    """Whose state user code may touch right now: no one's while `key` is None."""
+
+    __slots__ = ("call", "declaring", "key", "public", "state", "time_mode", "tz", "value_bytes_max")
+
+    def __init__(self, time_mode: str, tz: str, value_bytes_max: int, public: Callable[[Key], Key]) -> None:
+        self.key: Key | None = None
+        self.call = -1  # which call of user code is going on, of those that a chunk needs
+        self.declaring = True
+        self.state: KeyedState | None = None
+        self.time_mode = time_mode
+        self.tz = tz
+        self.value_bytes_max = value_bytes_max
+        self.public = public
+
+    def here(self, what: str) -> tuple[KeyedState, Key]:
+        if self.key is None or self.state is None:
+            raise DefinitionError(
+                f"{what} belongs to a key, and there is none outside of handleInputRows, handleExpiredTimer and"
+                " handleInitialState",
+                todo="Do not use state or timers in init or close",
+            )
+        return self.state, self.key
+
+    @property
+    def shown_key(self) -> Key | None:
+        return None if self.key is None else self.public(self.key)
+
+
+class _Fields:
+    """Encodes and decodes one tuple of a variable: a value, an element, a map's key."""
+
+    __slots__ = ("_encode", "_name", "_scope", "decode")
+
+    def __init__(self, scope: Scope, name: str, schema: pa.Schema) -> None:
+        try:
+            codec = compile_codec(schema, scope.tz, lambda names: row_maker(tuple(names)))
+        except DefinitionError as error:
+            raise error.at(variable=name) from None
+        self._scope = scope
+        self._name = name
+        self._encode = codec.encode
+        self.decode = codec.decode
+
+    def encode(self, values: Any) -> bytes:
+        try:
+            payload = self._encode(values if isinstance(values, (tuple, list)) else _as_tuple(values))
+        except StateTypeError as error:
+            raise error.at(variable=self._name, key=self._scope.shown_key) from None
+        if len(payload) > self._scope.value_bytes_max:
+            raise StateTooLarge(
+                f"a value of {len(payload)} bytes is over the limit of {self._scope.value_bytes_max}",
+                variable=self._name,
+                key=self._scope.shown_key,
+                todo="Keep less in one value (a list or a map holds many), or raise the limit",
+            )
+        return payload
+
+    def encode_all(self, values: Any) -> list[bytes]:
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            what = f"a list of tuples is expected, not {type(values).__name__}"
+        else:
+            payloads = [self.encode(value) for value in values]
+            if payloads:
+                return payloads
+            what = "a list state does not take an empty list, in Spark as here"
+        todo = "Use clear() to empty a list state"
+        raise StateTypeError(what, variable=self._name, key=self._scope.shown_key, todo=todo)
+
+
+def _as_tuple(values: Any) -> tuple[Any, ...]:
+    if isinstance(values, np.ndarray):
+        return tuple(values)
+    raise StateTypeError(
+        f"a tuple is expected, not {type(values).__name__}",
+        todo="Give one value for each field of the state variable's schema, in order",
+    )
+
+
+class _Held:
+    """What the three kinds of state have in common; PySpark's own constructors want a socket to the JVM."""
+
+    def __init__(self, scope: Scope, position: int, variable: Variable) -> None:
+        self._scope = scope
+        self._position = position
+        self._what = f"{variable.kind} state {variable.name!r}"
+        self._fields = _Fields(scope, variable.name, variable.schema)
+
+
+class KeyValueState(_Held, ValueState):
+    def exists(self) -> bool:
+        state, key = self._scope.here(self._what)
+        return state.value_get(self._position, key) is not None
+
+    def get(self) -> tuple[Any, ...] | None:
+        state, key = self._scope.here(self._what)
+        payload = state.value_get(self._position, key)
+        return None if payload is None else self._fields.decode(payload)
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        state, key = self._scope.here(self._what)
+        state.value_put(self._position, key, self._fields.encode(newValue))
+
+    def clear(self) -> None:
+        state, key = self._scope.here(self._what)
+        state.value_clear(self._position, key)
+
+
+class KeyListState(_Held, ListState):
+    def exists(self) -> bool:
+        state, key = self._scope.here(self._what)
+        return bool(state.list_get(self._position, key))
+
+    def get(self) -> Iterator[tuple[Any, ...]]:
+        state, key = self._scope.here(self._what)
+        return map(self._fields.decode, state.list_get(self._position, key))
+
+    def put(self, newState: list[tuple[Any, ...]]) -> None:
+        state, key = self._scope.here(self._what)
+        state.list_put(self._position, key, self._fields.encode_all(newState))
+
+    def appendValue(self, newState: tuple[Any, ...]) -> None:
+        state, key = self._scope.here(self._what)
+        state.list_append(self._position, key, [self._fields.encode(newState)])
+
+    def appendList(self, newState: list[tuple[Any, ...]]) -> None:
+        state, key = self._scope.here(self._what)
+        state.list_append(self._position, key, self._fields.encode_all(newState))
+
+    def clear(self) -> None:
+        state, key = self._scope.here(self._what)
+        state.list_clear(self._position, key)
+
+
+class KeyMapState(_Held, MapState):
+    def __init__(self, scope: Scope, position: int, variable: Variable) -> None:
+        super().__init__(scope, position, variable)
+        self._keys = _Fields(scope, variable.name, cast(pa.Schema, variable.key_schema))
+
+    def _items(self) -> Iterator[tuple[bytes, bytes]]:
+        state, key = self._scope.here(self._what)
+        return state.map_items(self._position, key)
+
+    def exists(self) -> bool:
+        state, key = self._scope.here(self._what)
+        return state.map_exists(self._position, key)
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        state, at = self._scope.here(self._what)
+        payload = state.map_get(self._position, at, self._keys.encode(key))
+        return None if payload is None else self._fields.decode(payload)
+
+    def containsKey(self, key: tuple[Any, ...]) -> bool:
+        state, at = self._scope.here(self._what)
+        return state.map_get(self._position, at, self._keys.encode(key)) is not None
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        state, at = self._scope.here(self._what)
+        state.map_put(self._position, at, self._keys.encode(key), self._fields.encode(value))
+
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        return ((self._keys.decode(sub), self._fields.decode(payload)) for sub, payload in self._items())
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        return (self._keys.decode(sub) for sub, _ in self._items())
+
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        return (self._fields.decode(payload) for _, payload in self._items())
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        state, at = self._scope.here(self._what)
+        state.map_remove(self._position, at, self._keys.encode(key))
+
+    def clear(self) -> None:
+        state, key = self._scope.here(self._what)
+        state.map_clear(self._position, key)
+
+
+class Handle(StatefulProcessorHandle):
+    """The handle that a processor's init gets.
+
+    With `declared` (on a host) init gets the variables that the definition has; without (on the driver) it
+    declares them, and what it declared and removed is kept here.
+    """
+
+    def __init__(self, scope: Scope, declared: Iterable[Variable] | None = None) -> None:
+        self._scope = scope
+        self._declared = None if declared is None else {v.name: (i, v) for i, v in enumerate(declared)}
+        self._taken: dict[str, Variable] = {}
+        self._removed: dict[str, None] = {}
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        return tuple(self._taken.values())
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        return tuple(self._removed)
+
+    def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
+        return KeyValueState(self._scope, *self._variable(stateName, "value", schema, None, ttlDurationMs))
+
+    def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
+        return KeyListState(self._scope, *self._variable(stateName, "list", schema, None, ttlDurationMs))
+
+    def getMapState(
+        self, stateName: str, userKeySchema: Schema, valueSchema: Schema, ttlDurationMs: int | None = None
+    ) -> MapState:
+        variable = self._variable(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
+        return KeyMapState(self._scope, *variable)
+
+    def _variable(
+        self, name: str, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
+    ) -> tuple[int, Variable]:
+        self._only_in_init(f"{kind} state {name!r}")
+        if name in self._taken or name in self._removed:
+            once = "declared twice" if name in self._taken else "removed by deleteIfExists and declared again"
+            raise DefinitionError(
+                f"state variable {name!r} is {once} in init", variable=name, todo="Give each variable a name of its own"
+            )
+        if self._declared is None:
+            position, variable = len(self._taken), self._declare(name, kind, schema, key_schema, ttl_ms)
+        elif name in self._declared and self._declared[name][1].kind == kind:
+            position, variable = self._declared[name]
+        else:
+            raise DefinitionError(
+                f"init asks for the {kind} state {name!r}, which it did not declare on the driver",
+                variable=name,
+                todo="Declare the same state variables wherever init runs",
+            )
+        self._taken[name] = variable
+        return position, variable
+
+    def _declare(
+        self, name: Any, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
+    ) -> Variable:
+        if not isinstance(name, str) or not name.strip() or name != name.strip() or name[0] == "$":
+            todo = "Names are not empty, do not begin or end with a space, and do not begin with $"
+            raise DefinitionError(f"{name!r} cannot be the name of a state variable", todo=todo)
+        if ttl_ms and (ttl_ms < 0 or self._scope.time_mode != "processingtime"):
+            raise DefinitionError(
+                f"state variable {name!r} has a TTL of {ttl_ms} ms with timeMode {self._scope.time_mode!r}",
+                variable=name,
+                todo="A TTL is positive, and needs timeMode 'processingTime', in Spark as here",
+            )
+        key_fields = None if key_schema is None else arrow_schema(key_schema, name)
+        return Variable(name, kind, arrow_schema(schema, name), key_fields, ttl_ms or None)
+
+    def deleteIfExists(self, stateName: str) -> None:
+        self._only_in_init(f"deleteIfExists({stateName!r})")
+        if stateName in self._taken:
+            message = f"state variable {stateName!r} is declared and removed in the same init"
+            raise DefinitionError(message, variable=stateName)
+        self._removed[stateName] = None
+
+    def _only_in_init(self, what: str) -> None:
+        if not self._scope.declaring:
+            raise DefinitionError(f"{what} is asked for outside of init", todo="Declare state in init only")
+
+    def _timers_here(self, call: str) -> tuple[KeyedState, Key]:
+        if self._scope.time_mode == "none":
+            raise DefinitionError(
+                f"{call} needs a time mode, and timeMode is 'none'",
+                key=self._scope.shown_key,
+                todo="Use timeMode 'processingTime' or 'eventTime'",
+            )
+        return self._scope.here(call)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        state, key = self._timers_here("registerTimer")
+        state.timer_put(key, self._millis(expiryTimestampMs))
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        state, key = self._timers_here("deleteTimer")
+        state.timer_remove(key, self._millis(expiryTimestampMs))
+
+    def listTimers(self) -> Iterator[int]:
+        state, key = self._timers_here("listTimers")
+        return iter(state.timer_list(key))
+
+    def _millis(self, value: Any) -> int:
+        try:
+            millis = operator.index(value)
+        except TypeError:
+            millis = None
+        if millis is None or not -(2**63) <= millis < 2**63:
+            message = f"a timer's time is a whole number of milliseconds, not {type(value).__name__} {value!r:.80}"
+            raise StateTypeError(message, key=self._scope.shown_key) from None
+        return millis

@@ -1,0 +1,291 @@
+"""Runs a PySpark StatefulProcessor, unchanged, on a chunk: its Row flavour and its pandas flavour.
+
+Decides in which order a processor's methods are called and with what: init once when an instance opens, then
+handleInputRows once per key and chunk (its output consumed to the end before the next key), handleExpiredTimer
+once per timer, close at the end. An exception of user code becomes an error that names the key and shows the
+user's own frames. It must not know where chunks come from or what happens to their outputs.
+
+Spark runs init and close around every micro-batch of every partition; here they run once in the life of an
+instance. A processor that keeps what matters in its state, as PySpark asks for, cannot tell.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from zoneinfo import ZoneInfo
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+
+from godwit.errors import DefinitionError, GodwitError, OutputMismatch, ProcessorFailed
+from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
+from godwit.spark.pyspark_api.convert import Frames, FrameSink, RowSink, in_zone, python_rows
+from godwit.spark.pyspark_api.handle import TIME_MODES, VALUE_BYTES_MAX, Handle, Scope
+from godwit.state import tables
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.tables import KeyedState
+from godwit.state.variables import Variable
+
+Sink: TypeAlias = RowSink | FrameSink
+Inputs: TypeAlias = Callable[[int], Iterator[Any]]
+
+_OWN_FOLDERS: Final = (str(Path(__file__).parent), str(Path(tables.__file__).parent))
+_MEND: Final = "State is as before. Mend the processor or the rows it cannot take, and start the query again"
+_MEND_FIRST: Final = "Mend the processor: init and close also run on the driver, when the operator is defined"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a processor's init declares, and the names of older variables that it removes."""
+
+    variables: tuple[Variable, ...]
+    removed: tuple[str, ...]
+
+
+def describe(processor: StatefulProcessor, time_mode: str = "none", tz: str = "UTC") -> Declared:
+    """Run init and close on a copy of the processor, as Spark does on the driver, to learn its variables."""
+    if not isinstance(processor, StatefulProcessor):
+        raise DefinitionError(f"a StatefulProcessor is expected, not {type(processor).__name__}")
+    scope = Scope(checked_time_mode(time_mode), tz, VALUE_BYTES_MAX, lambda key: key)
+    handle = Handle(scope)
+    copy: StatefulProcessor = pickle.loads(cloudpickle.dumps(processor))
+    steps: dict[str, Callable[[], object]] = {"init": lambda: copy.init(handle), "close": copy.close}
+    for name, call in steps.items():
+        try:
+            call()
+        except GodwitError as error:
+            raise error.at(trace=user_trace(error)) from error.__cause__
+        except Exception as error:
+            raise _failed(error, name, None, _MEND_FIRST) from error
+        scope.declaring = False
+    return Declared(handle.variables, handle.removed)
+
+
+def checked_time_mode(time_mode: str) -> str:
+    if time_mode.lower() not in TIME_MODES:
+        raise DefinitionError(
+            f"timeMode {time_mode!r} is not known", todo="Use 'none', 'processingTime' or 'eventTime'"
+        )
+    return time_mode.lower()
+
+
+class _StatefulAdapter:
+    """What both flavours have in common. Until `open` it holds nothing that cannot be pickled."""
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        variables: Sequence[Variable],
+        key_schema: pa.Schema,
+        output_schema: pa.Schema,
+        *,
+        time_mode: str = "none",
+        tz: str = "UTC",
+        value_bytes_max: int = VALUE_BYTES_MAX,
+    ) -> None:
+        self.variables = tuple(variables)
+        self.output_schema = output_schema
+        self._processor = processor
+        self._key_schema = key_schema
+        self._time_mode = checked_time_mode(time_mode)
+        self._tz = tz
+        self._value_bytes_max = value_bytes_max
+        self._scope: Scope | None = None
+
+    # What the flavours differ in.
+
+    def _sink(self) -> Sink:
+        raise NotImplementedError
+
+    def _inputs(self, batch: pa.RecordBatch, bounds: list[int]) -> Inputs:
+        """The input of the key at a position, from a batch sorted by key; asked for in order."""
+        raise NotImplementedError
+
+    def _moment(self, micros: int, wall_clock: datetime) -> Any:
+        """An instant that is part of a key, as this flavour shows it."""
+        raise NotImplementedError
+
+    def open(self, state: KeyedState) -> None:
+        scope = Scope(self._time_mode, self._tz, self._value_bytes_max, self._public())
+        scope.state = state
+        self._run(scope, "init", lambda: self._processor.init(Handle(scope, state.variables)))
+        scope.declaring = False
+        self._scope = scope
+
+    def process(self, rows: Rows, times: Times) -> Outputs:
+        scope, public, sink = self._opened, self._opened.public, self._sink()
+        timer_values, handle = self._timer_values(times), self._processor.handleInputRows
+        inputs = self._inputs(*self._by_key(rows))
+
+        def calls() -> None:
+            for position, key in enumerate(rows.keys):
+                scope.key = key
+                scope.call = position
+                sink.consume(handle(public(key), inputs(position), timer_values))
+
+        self._run(scope, "handleInputRows", calls)
+        return self._outputs(sink, rows.keys, rows.row_index[rows.last])
+
+    def expire(self, timers: Sequence[tuple[int, Key]], times: Times) -> Outputs:
+        scope, public, sink = self._opened, self._opened.public, self._sink()
+        timer_values, handle = self._timer_values(times), self._processor.handleExpiredTimer
+
+        def calls() -> None:
+            for position, (expiry_ms, key) in enumerate(timers):
+                scope.key = key
+                scope.call = position
+                info = ExpiredTimerInfo(expiry_ms)
+                sink.consume(handle(key=public(key), timerValues=timer_values, expiredTimerInfo=info))
+                state, _ = scope.here("a timer")
+                state.timer_remove(key, expiry_ms)
+
+        self._run(scope, "handleExpiredTimer", calls)
+        return self._outputs(sink, [key for _, key in timers], np.arange(len(timers), dtype=np.int64))
+
+    def initialise(self, rows: Rows, times: Times) -> None:
+        scope, public = self._opened, self._opened.public
+        timer_values, handle = self._timer_values(times), self._processor.handleInitialState
+        inputs = self._inputs(*self._by_key(rows))
+
+        def calls() -> None:
+            for position, key in enumerate(rows.keys):
+                scope.key = key
+                for initial in inputs(position):
+                    scope.call += 1
+                    handle(public(key), initial, timer_values)
+
+        self._run(scope, "handleInitialState", calls)
+
+    def close(self) -> None:
+        if self._scope is not None:
+            self._run(self._scope, "close", self._processor.close)
+            self._scope = None
+
+    @property
+    def current_key(self) -> Key | None:
+        return None if self._scope is None else self._scope.key
+
+    @property
+    def current_call(self) -> int:
+        return -1 if self._scope is None else self._scope.call
+
+    @property
+    def _opened(self) -> Scope:
+        if self._scope is None:
+            raise DefinitionError("the adapter is not open")
+        return self._scope
+
+    def _by_key(self, rows: Rows) -> tuple[pa.RecordBatch, list[int]]:
+        return in_zone(rows.batch, self._tz).take(rows.order), rows.bounds.tolist()
+
+    def _timer_values(self, times: Times) -> TimerValues:
+        if self._time_mode == "none":
+            return TimerValues(-1, -1)
+        return TimerValues(times.processing_ms, times.watermark_ms)
+
+    def _run(self, scope: Scope, name: str, calls: Callable[[], object]) -> None:
+        try:
+            calls()
+        except GodwitError as error:
+            raise error.at(key=scope.shown_key, trace=user_trace(error)) from error.__cause__
+        except (Exception, SystemExit) as error:
+            raise _failed(error, name, scope.shown_key) from error
+        finally:
+            scope.key = None
+            scope.call = -1
+
+    def _outputs(self, sink: Sink, keys: Sequence[Key], row_index: Index) -> Outputs:
+        try:
+            batch = sink.finish()
+        except OutputMismatch as error:
+            key = None if sink.blamed is None else self._opened.public(keys[sink.blamed])
+            raise error.at(key=key) from error.__cause__
+        return Outputs(batch, np.repeat(row_index, sink.counts))
+
+    def _public(self) -> Callable[[Key], Key]:
+        """Keys as Spark gives them to this flavour, which for instants is not how `KeyCodec` shows them."""
+        instants = {i for i, t in enumerate(self._key_schema.types) if self._shows(t)}
+        public = KeyCodec(self._key_schema, self._tz).public
+        if not instants:
+            return public
+        moment = self._moment
+        return lambda key: tuple(
+            [
+                moment(stored, shown) if i in instants and stored is not None else shown
+                for i, (stored, shown) in enumerate(zip(key, public(key), strict=True))
+            ]
+        )
+
+    def _shows(self, kind: Any) -> bool:
+        return pa.types.is_timestamp(kind) and kind.tz is not None
+
+
+class RowAdapter(_StatefulAdapter):
+    """A processor for `transformWithState`: Rows in, Rows out."""
+
+    def _sink(self) -> Sink:
+        return RowSink(self.output_schema)
+
+    def _inputs(self, batch: pa.RecordBatch, bounds: list[int]) -> Inputs:
+        rows = python_rows(batch)
+        left: Iterator[Any] = iter(())
+
+        def of_next(key: int) -> Iterator[Any]:
+            nonlocal left
+            deque(left, maxlen=0)  # what the processor did not read of the key before
+            left = islice(rows, bounds[key + 1] - bounds[key])
+            return left
+
+        return of_next
+
+    def _moment(self, micros: int, wall_clock: datetime) -> Any:
+        return (_EPOCH + timedelta(microseconds=micros)).astimezone(ZoneInfo(self._tz))
+
+
+class PandasAdapter(_StatefulAdapter):
+    """A processor for `transformWithStateInPandas`: DataFrames in, DataFrames out."""
+
+    def _sink(self) -> Sink:
+        return FrameSink(self.output_schema, self._tz)
+
+    def _inputs(self, batch: pa.RecordBatch, bounds: list[int]) -> Inputs:
+        frames = Frames(batch, bounds, self._tz)
+        return lambda key: iter((frames[key],))
+
+    def _shows(self, kind: Any) -> bool:
+        return pa.types.is_timestamp(kind)
+
+    def _moment(self, micros: int, wall_clock: datetime) -> Any:
+        return pd.Timestamp(wall_clock)
+
+
+def _failed(error: BaseException, name: str, key: Key | None, todo: str = _MEND) -> ProcessorFailed:
+    said = f": {error}" if str(error) else ""
+    return ProcessorFailed(
+        f"{name} raised {type(error).__name__}{said}",
+        todo=todo,
+        key=key,
+        exception=type(error).__name__,
+        trace=user_trace(error),
+    )
+
+
+def user_trace(error: BaseException) -> str | None:
+    """The traceback without the frames that lead from Godwit to user code and back; None if no others are left."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [f for f in frames if not f.filename.startswith(_OWN_FOLDERS)]
+    if isinstance(error, GodwitError):
+        return "".join(traceback.format_list(users)) or None
+    return "".join([*traceback.format_list(users or frames), *traceback.format_exception_only(error)])
