@@ -1,0 +1,179 @@
+"""Messages as dataclasses: how a message becomes the JSON header that travels, and how a header becomes a checked message.
+
+A message class declares its fields once; the sender constructs it and the receiver gets an equal one, or
+`MalformedRequest`. Knows the types that a field may have, not what any message means: the messages themselves are in `runtime/messages.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from godwit.errors import MalformedRequest
+from godwit.model.units import Unit
+from godwit.transport import wire
+
+Epochs = dict[Unit, int]
+Reply = TypeVar("Reply", bound="Message")
+Some = TypeVar("Some", bound="Message")
+
+
+class Message:
+    """A frozen dataclass. Its `kind` on the wire is the name of its class: `CaughtUp` travels as `caught_up`."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.kind = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+class Request(Message, Generic[Reply]):
+    """A message that is answered by one of the class in brackets: `class Lost(Request[TakenOver])`."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Message):
+    """The answer to a request that asks for nothing but that something is done."""
+
+
+class Caller(Protocol):
+    def call(self, action: str, timeout_s: float = ..., **fields: Any) -> dict[str, Any]: ...
+
+
+def ask(client: Caller, request: Request[Reply], timeout_s: float = 30.0) -> Reply:
+    """Send the request and wait for its answer."""
+    answer = client.call(request.kind, timeout_s, **to_fields(request))
+    return cast(Reply, from_fields(_reply_of(type(request)), answer))
+
+
+def actions(handlers: Mapping[type[Request[Any]], Callable[[Any], Message]]) -> dict[str, Callable[[Any], Any]]:
+    """Handlers of typed requests, as a service takes them."""
+
+    def action(request: type[Message], handle: Callable[[Any], Message]) -> Callable[[Any], Any]:
+        return lambda header: to_fields(handle(from_fields(request, header)))
+
+    return {request.kind: action(request, handle) for request, handle in handlers.items()}
+
+
+def pack(message: Message) -> bytes:
+    return wire.pack(message.kind, **to_fields(message))
+
+
+def unpack(data: bytes | memoryview | None, *expected: type[Message]) -> Message:
+    """One of the expected messages; an error that the other side sent is raised here."""
+    header = wire.unpack(data)
+    for message in expected:
+        if message.kind == header["kind"]:
+            return from_fields(message, header)
+    names = ", ".join(message.kind for message in expected)
+    raise MalformedRequest(f"got {header['kind']!r} where one of {names} was expected")
+
+
+def to_fields(message: Message) -> dict[str, Any]:
+    """Fields that have their default value do not travel."""
+    found: dict[str, Any] = {}
+    for name, column in _columns(type(message)).items():
+        value = getattr(message, name)
+        if column.default is MISSING or value != column.default:
+            found[name] = column.encode(value)
+    return found
+
+
+def from_fields(message: type[Some], header: Mapping[str, Any]) -> Some:
+    values: dict[str, Any] = {}
+    for name, column in _columns(message).items():
+        if name in header:
+            values[name] = _decoded(message, name, column, header[name])
+        elif column.default is MISSING:
+            raise MalformedRequest(f"a {message.kind!r} message without its field {name!r}")
+    return message(**values)
+
+
+def _decoded(message: type[Message], name: str, column: Column, value: Any) -> Any:
+    try:
+        return column.decode(value)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        raise MalformedRequest(f"field {name!r} of a {message.kind!r} message is {value!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How the values of one field travel."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    default: Any
+
+
+@cache
+def _columns(message: Any) -> dict[str, Column]:
+    hints = get_type_hints(message)
+    columns: dict[str, Column] = {}
+    for field in fields(message):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        columns[field.name] = Column(*_codec(hints[field.name]), default)
+    return columns
+
+
+@cache
+def _reply_of(request: Any) -> type[Message]:
+    (base,) = (base for base in request.__orig_bases__ if get_origin(base) is Request)
+    return cast(type[Message], get_args(base)[0])
+
+
+def _codec(hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    if hint == Epochs:
+        return _epochs_to_list, _epochs_from_list
+    if get_origin(hint) in (Union, UnionType):
+        return _optional(hint)
+    if hasattr(hint, "from_dict"):
+        return lambda value: value.to_dict(), hint.from_dict
+    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
+        encode, decode = _codec(get_args(hint)[0])
+        return lambda value: [encode(item) for item in value], lambda value: tuple(decode(item) for item in value)
+    if get_origin(hint) is tuple:
+        return list, tuple
+    return _same, _checked(get_origin(hint) or hint)
+
+
+def _optional(hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """`X | None`, the only union that a field may have."""
+    (inner,) = (part for part in get_args(hint) if part is not NoneType)
+    encode, decode = _codec(inner)
+    return (
+        lambda value: None if value is None else encode(value),
+        lambda value: None if value is None else decode(value),
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _checked(kind: Any) -> Callable[[Any], Any]:
+    if kind is Any:
+        return _same
+    allowed = (int, float) if kind is float else kind
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(kind)
+        return value
+
+    return check
+
+
+def _epochs_to_list(epochs: Epochs) -> list[list[Any]]:
+    return [[unit.kind, unit.id, epoch] for unit, epoch in epochs.items()]
+
+
+def _epochs_from_list(data: list[list[Any]]) -> Epochs:
+    return {Unit(kind, number): epoch for kind, number, epoch in data}

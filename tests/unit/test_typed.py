@@ -1,0 +1,112 @@
+"""Typed messages: what is sent arrives as it was, and what does not fit is refused with the name of the field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from godwit.errors import HostUnavailable, MalformedRequest
+from godwit.model.progress import Progress
+from godwit.model.units import Unit, Units
+from godwit.transport import typed, wire
+
+
+@dataclass(frozen=True, slots=True)
+class StepOpened(typed.Message):
+    step: int
+    units: Units
+    epochs: typed.Epochs
+    progress: Progress | None = None
+    parts: tuple[Units, ...] = ()
+    written: tuple[int, int] | None = None
+    share: float = 0.5
+    again: bool = False
+    anything: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(typed.Message):
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add(typed.Request[Sum]):
+    left: int
+    right: int = 1
+
+
+FULL = StepOpened(
+    3,
+    Units(frozenset({1, 2}), frozenset({-7})),
+    {Unit("group", 1): 4, Unit("key", -7): 2},
+    Progress(),
+    (Units(frozenset({5})), Units()),
+    (1, 20),
+    1.25,
+    True,
+    {"a": [1, None]},
+)
+
+
+@pytest.mark.parametrize("message", [FULL, StepOpened(0, Units(), {})])
+def test_a_message_arrives_as_it_was_sent(message: StepOpened) -> None:
+    assert typed.unpack(typed.pack(message), Sum, StepOpened) == message
+
+
+def test_a_message_is_named_after_its_class_and_carries_no_defaults() -> None:
+    header = wire.unpack(typed.pack(StepOpened(0, Units(), {})))
+    assert header == {"v": 1, "kind": "step_opened", "step": 0, "units": {"groups": [], "keys": []}, "epochs": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", "3"),
+        ("step", True),
+        ("step", None),
+        ("units", [1]),
+        ("epochs", [["group", 1]]),
+        ("progress", 4),
+        ("parts", [3]),
+        ("again", 1),
+        ("share", "much"),
+        ("anything", []),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(name: str, value: Any) -> None:
+    header = wire.pack("step_opened", **(typed.to_fields(FULL) | {name: value}))
+    with pytest.raises(MalformedRequest, match=f"'{name}' of a 'step_opened'"):
+        typed.unpack(header, StepOpened)
+
+
+def test_a_missing_field_is_refused_by_name() -> None:
+    with pytest.raises(MalformedRequest, match="'total'"):
+        typed.unpack(wire.pack("sum"), Sum)
+
+
+def test_another_message_is_refused() -> None:
+    with pytest.raises(MalformedRequest, match="'sum' where one of step_opened, add"):
+        typed.unpack(typed.pack(Sum(1)), StepOpened, Add)
+
+
+class Service:
+    """Answers as a service does that runs the actions in this process."""
+
+    def __init__(self) -> None:
+        self.actions = typed.actions({Add: lambda request: Sum(request.left + request.right)})
+
+    def call(self, action: str, timeout_s: float = 30.0, **fields: Any) -> dict[str, Any]:
+        if action not in self.actions:
+            raise HostUnavailable(action)
+        return wire.unpack(wire.pack("result", **self.actions[action](fields)))
+
+
+def test_a_request_gets_the_answer_of_its_class() -> None:
+    assert typed.ask(Service(), Add(2)) == Sum(3)
+
+
+def test_a_request_whose_fields_do_not_fit_is_refused_where_it_is_handled() -> None:
+    with pytest.raises(MalformedRequest, match="'left'"):
+        Service().call("add", right=1)
