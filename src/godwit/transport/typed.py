@@ -1,7 +1,7 @@
 """Messages as dataclasses: how a message becomes the JSON header that travels, and how a header becomes a checked message.
 
 A message class declares its fields once; the sender constructs it and the receiver gets an equal one, or
-`MalformedRequest`. Knows the types that a field may have, not what any message means: the messages themselves are in `runtime/messages.py`.
+`MalformedRequest`. Knows the types that a field may have, not what any message means: they are in `runtime/messages.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Caller(Protocol):
 def ask(client: Caller, request: Request[Reply], timeout_s: float = 30.0) -> Reply:
     """Send the request and wait for its answer."""
     answer = client.call(request.kind, timeout_s, **to_fields(request))
-    return cast(Reply, from_fields(_reply_of(type(request)), answer))
+    return cast(Reply, from_fields(_reply_of(cast(Any, type(request))), answer))
 
 
 def actions(handlers: Mapping[type[Request[Any]], Callable[[Any], Message]]) -> dict[str, Callable[[Any], Any]]:
@@ -80,7 +80,7 @@ def unpack(data: bytes | memoryview | None, *expected: type[Message]) -> Message
 def to_fields(message: Message) -> dict[str, Any]:
     """Fields that have their default value do not travel."""
     found: dict[str, Any] = {}
-    for name, column in _columns(type(message)).items():
+    for name, column in _columns(cast(Any, type(message))).items():
         value = getattr(message, name)
         if column.default is MISSING or value != column.default:
             found[name] = column.encode(value)
@@ -89,7 +89,7 @@ def to_fields(message: Message) -> dict[str, Any]:
 
 def from_fields(message: type[Some], header: Mapping[str, Any]) -> Some:
     values: dict[str, Any] = {}
-    for name, column in _columns(message).items():
+    for name, column in _columns(cast(Any, message)).items():
         if name in header:
             values[name] = _decoded(message, name, column, header[name])
         elif column.default is MISSING:
@@ -124,9 +124,9 @@ def _columns(message: Any) -> dict[str, Column]:
 
 
 @cache
-def _reply_of(request: Any) -> type[Message]:
+def _reply_of(request: Any) -> Any:
     (base,) = (base for base in request.__orig_bases__ if get_origin(base) is Request)
-    return cast(type[Message], get_args(base)[0])
+    return get_args(base)[0]
 
 
 def _codec(hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
