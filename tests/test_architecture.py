@@ -249,11 +249,11 @@ def test_a_room_is_small_enough_to_look_through(unit: str) -> None:
 @pytest.mark.parametrize(
     ("path", "code", "count"),
     [
-        ("runtime/instance/seat.py", "from godwit.runtime.host import gate", 1),
-        ("runtime/instance/seat.py", "import godwit.runtime.router.link", 1),
+        ("runtime/instance/shared_instance.py", "from godwit.runtime.host import gate", 1),
+        ("runtime/instance/shared_instance.py", "import godwit.runtime.router.link", 1),
         ("runtime/liveness/waits.py", "from godwit.runtime.processor.rows import Rows", 1),
         ("runtime/attic/chest.py", "", 1),
-        ("runtime/host/gate.py", "from godwit.runtime.instance.seat import Seat", 0),
+        ("runtime/host/gate.py", "from godwit.runtime.instance.shared_instance import SharedInstance", 0),
         ("runtime/host/gate.py", "from godwit.runtime.host import exchange", 0),
         ("runtime/controller.py", "from godwit.runtime.host import gate", 0),
     ],

@@ -68,12 +68,12 @@ def arm(plan: dict[str, int], marks: Path) -> None:
 
     plain_worked = Exchange.worked
 
-    def worked(self: Any, seat: Any, job: Any) -> Any:
+    def worked(self: Any, shared: Any, job: Any) -> Any:
         def noted(instance: Instance) -> Any:
             here.update(host=self._host, batch=instance.progress.batch)
             return job(instance)
 
-        return plain_worked(self, seat, noted)
+        return plain_worked(self, shared, noted)
 
     Exchange.worked = worked  # type: ignore[method-assign]
     around(Instance, "_record", before="staged")

@@ -398,7 +398,7 @@ def test_a_host_that_comes_back_has_dropped_old_copies_before_anybody_can_reach_
 
     class Watched(Host):
         def _announce(self, address: str) -> None:
-            seen.append(self._seats.named(OPERATOR).instance.state.key_count)
+            seen.append(self._instances.named(OPERATOR).instance.state.key_count)
 
         def _serve(self) -> None:
             return

@@ -18,8 +18,8 @@ from godwit.model.routing import Routing
 from godwit.runtime.controller import operator_json
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.seat import Seat
-from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -90,25 +90,25 @@ def operator_of(processor: StatefulProcessor | None = None) -> Operator:
 
 
 class BenchHost:
-    """Log, seats and exchange of one host, on a directory; `restarted` is what its successor makes of that."""
+    """Log, instances and exchange of one host, on a directory; `restarted` is what its successor makes of that."""
 
     def __init__(self, directory: Path, operator: Operator, memory_max_bytes: int | None = None) -> None:
         self.directory, self.operator, self.memory_max_bytes = directory, operator, memory_max_bytes
         self.log, recovered = Changelog.open(directory)
         routing = Routing.spread(["host-0"], 8)
-        self.seats = Seats("host-0", self.log, Watch(lambda _: None), lambda: 0, set, routing, memory_max_bytes)
+        self.instances = Instances("host-0", self.log, Watch(lambda _: None), lambda: 0, set, routing, memory_max_bytes)
         for part in recovered.parts():
-            self.seats.recover(part.info, memoryview(part.body))
-        self.seats.define(operator_json(operator))
+            self.instances.recover(part.info, memoryview(part.body))
+        self.instances.define(operator_json(operator))
         self.exchange = Exchange("host-0", str(directory), self.log, lambda: 0, lambda: False, lambda *_, **__: {})
 
     @property
-    def seat(self) -> Seat:
-        return self.seats.named(NAME)
+    def shared(self) -> SharedInstance:
+        return self.instances.named(NAME)
 
     @property
     def instance(self) -> Instance:
-        return self.seat.instance
+        return self.shared.instance
 
     @property
     def ownership(self) -> Ownership:
@@ -117,23 +117,23 @@ class BenchHost:
 
     def do(self, job: Callable[[Instance], Work]) -> Work:
         """What a request does before its answer waits for the disk."""
-        with self.seat.lock:
-            return self.exchange._do(self.seat, job)
+        with self.shared.lock:
+            return self.exchange._do(self.shared, job)
 
     def settle(self) -> None:
         """As if answers had waited: all that is in line is in the file, unless the log has failed."""
         if self.log.failure is None:
-            self.log.flush(self.seat.lsn)
+            self.log.flush(self.shared.lsn)
 
     def restarted(self) -> BenchHost:
         """The process is gone, and with it what stood in line of a log that has failed."""
         self.log.close()
-        self.seats.close()
+        self.instances.close()
         return BenchHost(self.directory, self.operator, self.memory_max_bytes)
 
     def close(self) -> None:
         self.log.close()
-        self.seats.close()
+        self.instances.close()
 
 
 def request(batch: int) -> BatchRef:

@@ -24,9 +24,9 @@ from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Luggage
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.ownership_columns import AWAY, MINE, selects
-from godwit.runtime.instance.seat import Seat
-from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
@@ -116,17 +116,17 @@ class Host:
         self.directory = root / name
         self.root = root
         self.log: Changelog
-        self.seat: Seat
+        self.shared: SharedInstance
         self._open()
 
     def _open(self) -> None:
         self.log, recovered = Changelog.open(self.directory)
-        seats = Seats(self.name, self.log, Watch(lambda _: None), lambda: 1_000, set)
+        instances = Instances(self.name, self.log, Watch(lambda _: None), lambda: 1_000, set)
         for part in recovered.parts():
-            seats.recover(part.info, memoryview(part.body))
-        known = seats.get("keep")
-        self.seat = known or Seat(Instance("keep", spec(), KeyedState(VARIABLES, CODEC), CODEC))
-        self.instance = self.seat.instance
+            instances.recover(part.info, memoryview(part.body))
+        known = instances.get("keep")
+        self.shared = known or SharedInstance(Instance("keep", spec(), KeyedState(VARIABLES, CODEC), CODEC))
+        self.instance = self.shared.instance
         self.instance.attach(spec(), Keep())  # type: ignore[arg-type]
         if known is None:
             self.instance.own(Ownership.initial(self.name, Routing.spread(HOSTS, GROUPS)))
@@ -136,7 +136,7 @@ class Host:
         self.port = Port(self.name, str(self.root), "token", "", self.log, lambda: 1_000, lambda: False)
 
     def restart(self, compact: bool = False) -> None:
-        self.log.flush(self.seat.lsn)
+        self.log.flush(self.shared.lsn)
         if compact:
             self.log.rotate()
             settled = {"keep": self.instance.progress.batch - 1}
@@ -145,13 +145,13 @@ class Host:
         self._open()
 
     def opened(self, request: BatchRef, lane: str, admit: Any = welcome) -> Work:
-        return self.exchange._opened(self.seat, request, lane, admit, True)
+        return self.exchange._opened(self.shared, request, lane, admit, True)
 
     def finish(self, request: BatchRef, lane: str, rows: int, sent: int | None = None) -> None:
-        self.exchange.worked(self.seat, lambda i: i.finish(request, lane, rows, None, sent))
+        self.exchange.worked(self.shared, lambda i: i.finish(request, lane, rows, None, sent))
 
     def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
-        return self.exchange.worked(self.seat, lambda i: i.apply(request, lane, chunk))
+        return self.exchange.worked(self.shared, lambda i: i.apply(request, lane, chunk))
 
     @property
     def own(self) -> Ownership:
@@ -209,9 +209,9 @@ class Flock:
         origin, target = self.hosts if group in self.hosts[0].own.mine().groups else reversed(self.hosts)
         self._moves += 1
         name = f"m{self._moves}"
-        receiver, answers = Receiver(target.port, target.seat, name, origin.name), Answers()
+        receiver, answers = Receiver(target.port, target.shared, name, origin.name), Answers()
         receiver.greet(answers)
-        luggage = Luggage(origin.seat, units, lambda *_: None)
+        luggage = Luggage(origin.shared, units, lambda *_: None)
         luggage.index()
         origin.own.cut(units, target.name)
         select = selects(units, origin.own)
@@ -251,12 +251,12 @@ class Flock:
         """A host is lost for good, and the other takes over its keys from its log."""
         lost = self.hosts.pop(which)
         (heir,) = self.hosts
-        lost.log.flush(lost.seat.lsn)
+        lost.log.flush(lost.shared.lsn)
         lost.log.close()
         _, left = take_over(lost.directory, "process")
         words = {part.info["kind"]: part for part in left.last_words().parts()}
         legacy = Legacy(lost.name, "keep", lost.own.mine(), True, words)
-        receiver, answers = Receiver(heir.port, heir.seat, "will", lost.name), Answers()
+        receiver, answers = Receiver(heir.port, heir.shared, "will", lost.name), Answers()
         receiver.greet(answers)
         told = chain(legacy.begin(), (note for part in left.parts() for note in legacy.notes(part)))
         for note, body in told:

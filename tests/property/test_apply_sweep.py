@@ -274,7 +274,7 @@ def test_followers_hear_of_all_that_is_applied_or_the_host_ends(tmp_path: Path) 
 
     def with_follower(host: BenchHost) -> None:
         everything: Callable[[Any], Any] = lambda hashes: np.ones(len(hashes), np.bool_)  # noqa: E731
-        following = Following(host.seat, line, 0, everything, "changes", check=False)
+        following = Following(host.shared, line, 0, everything, "changes", check=False)
         assert not following.next_slice()
         host.instance.followers.append(following)
 
@@ -286,7 +286,7 @@ def test_followers_hear_of_all_that_is_applied_or_the_host_ends(tmp_path: Path) 
 
 def _copies(host: BenchHost) -> Copies:
     port = Port("host-0", str(host.directory), "token", "", host.log, lambda: 1_700, lambda: False)
-    return Copies(port, host.seat, "m1", "host-1")
+    return Copies(port, host.shared, "m1", "host-1")
 
 
 def _told(kind: str, batch: int, body: Any, **fields: Any) -> Job:

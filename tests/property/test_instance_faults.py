@@ -27,8 +27,8 @@ from godwit.errors import ProcessorFailed
 from godwit.model.progress import BatchRef
 from godwit.runtime.controller import operator_json
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.seat import Seat
-from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -222,29 +222,29 @@ class Shell:
         self.directory = directory
         self.operator = operator
         self.die: str | None = None
-        self.log, self.seats = self._start()
+        self.log, self.instances = self._start()
 
-    def _start(self) -> tuple[Changelog, Seats]:
+    def _start(self) -> tuple[Changelog, Instances]:
         log, recovered = Changelog.open(self.directory, segment_bytes_max=4096)
-        seats = Seats("host-0", log, Watch(lambda _: None), lambda: 0, set)
+        instances = Instances("host-0", log, Watch(lambda _: None), lambda: 0, set)
         for part in recovered.parts():
-            seats.recover(part.info, memoryview(part.body))
-        seats.define(operator_json(self.operator))
-        return log, seats
+            instances.recover(part.info, memoryview(part.body))
+        instances.define(operator_json(self.operator))
+        return log, instances
 
     @property
-    def seat(self) -> Seat:
-        return self.seats.named(NAME)
+    def shared(self) -> SharedInstance:
+        return self.instances.named(NAME)
 
     def restart(self) -> None:
         self.log._line.clear()  # what stood in line was never written
         self.log.close()
-        self.log, self.seats = self._start()
+        self.log, self.instances = self._start()
 
     def work(self, job: Callable[[Instance], Work]) -> Work:
         """As `Exchange.worked`, with a death between any two of its steps."""
         die, self.die = self.die, None
-        work = job(self.seat.instance)
+        work = job(self.shared.instance)
         if die == "in line":
             raise Died
         self.log.flush(work.lsn)
@@ -254,10 +254,10 @@ class Shell:
 
     def compact(self) -> None:
         log = self.log
-        Compactor(log.generation).compact(log.directory, log.sealed(), self.seats.settled())
+        Compactor(log.generation).compact(log.directory, log.sealed(), self.instances.settled())
 
     def shown(self) -> dict[str, str]:
-        instance = self.seat.instance
+        instance = self.shared.instance
         found = {}
         for table in rows_of_state(instance.spec, instance.state.export(committed=False), "host-0", 1):
             for row in table.to_pylist():

@@ -245,7 +245,7 @@ def test_compaction_keeps_the_mark_that_began_the_batch_anew(flock: Flock) -> No
     flock.run(AGAIN, TEN, [0] * 10, upto=5)
     for host in flock.hosts:
         host.instance.counters.late += 1
-        host.exchange.worked(host.seat, lambda i: Work(parts=[i.mark_part()]))
+        host.exchange.worked(host.shared, lambda i: Work(parts=[i.mark_part()]))
         host.restart(compact=True)
     assert sum(host.instance.ledger.row_count for host in flock.hosts) == 5
     flock.run(AGAIN, TEN, [0] * 10)
@@ -270,7 +270,7 @@ def test_rows_that_columns_tell_apart_are_counted_once_however_tasks_share_them(
                     flock.apply(FIRST, lanes[at], [(at, rows[at])])
             for host in flock.hosts if evaluation else ():
                 for task in tasks:
-                    host.exchange.worked(host.seat, lambda i, task=task: i.finish(FIRST, str(task), None, None))
+                    host.exchange.worked(host.shared, lambda i, task=task: i.finish(FIRST, str(task), None, None))
             happen(flock, between)
         found = {key: sorted(seen) for key, (seen, _) in flock.state().items()}
         assert found == {key: sorted(seen) for key, (seen, _) in sequential(rows).items()}

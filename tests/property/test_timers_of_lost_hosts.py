@@ -27,9 +27,9 @@ from godwit.runtime.controller import operator_json
 from godwit.runtime.handover.order import Port
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.ownership_columns import MINE
-from godwit.runtime.instance.seat import Seat
-from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.processor.native import NativeAdapter
@@ -97,24 +97,24 @@ class Place:
         checkpoint = str(flock.directory)
         self.log, recovered = Changelog.open(host_directory(checkpoint, name))
         routing = Routing.spread(HOSTS, GROUPS)
-        self.seats = Seats(name, self.log, Watch(lambda _: None), flock.clock_ms, set, routing)
+        self.instances = Instances(name, self.log, Watch(lambda _: None), flock.clock_ms, set, routing)
         for part in recovered.parts():
-            self.seats.recover(part.info, memoryview(part.body))
-        for seat in self.seats:
-            self.seats.own(seat)
-        self.seats.define(operator_json(flock.operator))
+            self.instances.recover(part.info, memoryview(part.body))
+        for shared in self.instances:
+            self.instances.own(shared)
+        self.instances.define(operator_json(flock.operator))
         self.exchange = Exchange(name, checkpoint, self.log, flock.clock_ms, lambda: self.stopped, lambda *_, **__: {})
         port = Port(name, checkpoint, "token", "", self.log, flock.clock_ms, lambda: self.stopped)
-        self.moves = Moves(port, self.seats.named)
-        for seat in self.seats:
-            self.moves.recover(seat)
-        own = self.seat.instance.ownership
+        self.moves = Moves(port, self.instances.named)
+        for shared in self.instances:
+            self.moves.recover(shared)
+        own = self.shared.instance.ownership
         assert own is not None
         wait_until(lambda: not own.incoming, what="it has heard of the will")
 
     @property
-    def seat(self) -> Seat:
-        return self.seats.named(NAME)
+    def shared(self) -> SharedInstance:
+        return self.instances.named(NAME)
 
     def die(self) -> None:
         self.stopped = True
@@ -144,8 +144,8 @@ class Lane:
         return BatchRef("query", "run", self.batch)
 
     def open(self, host: str) -> None:
-        exchange, seat = self.flock.places[host].exchange, self.flock.places[host].seat
-        work = exchange._opened(seat, self.request, self.name, lambda *_: None, self.carries)
+        exchange, shared = self.flock.places[host].exchange, self.flock.places[host].shared
+        work = exchange._opened(shared, self.request, self.name, lambda *_: None, self.carries)
         self.opened[host] = told(work)
 
     def lost(self, host: str) -> None:
@@ -168,13 +168,13 @@ class Lane:
             columns = [pa.array([key]), pa.array([at_us], pa.timestamp("us"))]
             hashes = np.array([CODEC.route_hash((key,))])
             chunk = Chunk(pa.RecordBatch.from_arrays(columns, schema=INPUT), np.array([at]), hashes)
-            owner.exchange.worked(owner.seat, lambda i, chunk=chunk: i.apply(self.request, self.name, chunk))
+            owner.exchange.worked(owner.shared, lambda i, chunk=chunk: i.apply(self.request, self.name, chunk))
         for place in self.flock.places.values():
             if place.name in self.known:
                 newest_ms = (self.batch + 1) * BATCH_MS if self.carries else None
                 rows = len(self.flock.rows(self.name, self.batch))
                 place.exchange.worked(
-                    place.seat, lambda i, n=rows, t=newest_ms: i.finish(self.request, self.name, n, t)
+                    place.shared, lambda i, n=rows, t=newest_ms: i.finish(self.request, self.name, n, t)
                 )
 
 
@@ -200,7 +200,7 @@ class Flock:
 
     def owner(self, key: int) -> Place:
         hashes = np.array([CODEC.route_hash((key,))])
-        (owner,) = [place for place in self.places.values() if place.seat.instance.stands(hashes)[0] == MINE]
+        (owner,) = [place for place in self.places.values() if place.shared.instance.stands(hashes)[0] == MINE]
         return owner
 
     def restart(self, host: str) -> None:

@@ -153,7 +153,7 @@ class Checks:
                     raise Breach("I6", f"{self._operator}: {host} has a copy of key {key}, which it does not own")
 
     def _state(self, host: str, key: int) -> tuple[int, int, list[int]]:
-        state = self._flock.seat(host, self._operator).instance.state
+        state = self._flock.shared(host, self._operator).instance.state
         payload = state.value_get(0, (key,))
         count, rings = (0, 0) if payload is None else _STATE.decode(payload)
         return count, rings, state.timer_list((key,))

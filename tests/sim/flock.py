@@ -174,13 +174,13 @@ class Flock:
 
     # -- looking in, from outside the world --------------------------------------------------------------------------
 
-    def seat(self, host: str, operator: str) -> Any:
-        seats = getattr(self.hosts[host][1], "_seats", None)
-        return None if seats is None else seats.get(operator)
+    def shared(self, host: str, operator: str) -> Any:
+        instances = getattr(self.hosts[host][1], "_instances", None)
+        return None if instances is None else instances.get(operator)
 
     def ownership(self, host: str, operator: str) -> Ownership | None:
-        seat = self.seat(host, operator)
-        return None if seat is None else seat.instance.ownership
+        shared = self.shared(host, operator)
+        return None if shared is None else shared.instance.ownership
 
     def owners(self, operator: str, route_hash: int) -> list[str]:
         owned = {host: self.ownership(host, operator) for host in self.left()}
@@ -203,12 +203,12 @@ class Flock:
         found = [f"{name} moves {migration}" for migration, mover in moves._movers.items() if not mover.ended]
         found += [f"{name} receives {migration}" for migration, one in moves._receivers.items() if not one.settled]
         for operator in self.operators:
-            seat = self.seat(name, operator)
-            own = None if seat is None else seat.instance.ownership
+            shared = self.shared(name, operator)
+            own = None if shared is None else shared.instance.ownership
             if own is None:
                 return [*found, f"{name} does not know {operator}"]
-            found += [f"{name} has copies of {units}" for units in seat.staging.values()]
-            found += [f"{name} has copies of {seat.instance.staged}"] if seat.instance.staged else []
+            found += [f"{name} has copies of {units}" for units in shared.staging.values()]
+            found += [f"{name} has copies of {shared.instance.staged}"] if shared.instance.staged else []
             found += [f"{name} has let go of {step}" for step in own.outgoing]
             found += [f"{name} has prepared {step}" for step in own.incoming]
         return found

@@ -113,10 +113,10 @@ def new_route_at_once() -> Iterable[Change]:
 
 def _forget_all(mover: Mover, units: Units) -> None:
     """As the origin does when the target has confirmed."""
-    ownership = mover._seat.instance.ownership
+    ownership = mover._shared.instance.ownership
     assert ownership is not None, "only instances with an ownership take part in migrations"
-    with mover._seat.lock:
-        mover._seat.instance.drop_keys(scan(mover._seat, selects(units, ownership)), settled=True)
+    with mover._shared.lock:
+        mover._shared.instance.drop_keys(scan(mover._shared, selects(units, ownership)), settled=True)
 
 
 @hole("a unit in flight is lost with a crash: the origin forgets it when it has shipped it", "I2 I4 I5", first=0)

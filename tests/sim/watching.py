@@ -11,7 +11,7 @@ from godwit.model.progress import BatchRef
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.exchange import Exchange
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Work
 
 Effected = Callable[[str, str, Any], None]  # host, migration, effect
@@ -39,9 +39,9 @@ def watched(tell: Effected) -> Iterator[None]:
         tell(receiver._port.host, receiver.id, effect)
         receiver_do(receiver, effect)
 
-    def at_batch(exchange: Exchange, seat: Seat, request: BatchRef, lane: str, *how: Any) -> Work:
-        tell(exchange._host, "", Open(seat.instance.spec.name, request.batch, lane))
-        return opened(exchange, seat, request, lane, *how)
+    def at_batch(exchange: Exchange, shared: SharedInstance, request: BatchRef, lane: str, *how: Any) -> Work:
+        tell(exchange._host, "", Open(shared.instance.spec.name, request.batch, lane))
+        return opened(exchange, shared, request, lane, *how)
 
     Mover._do, Receiver._do = at_origin, at_target  # type: ignore[method-assign]
     Exchange._opened = at_batch  # type: ignore[method-assign]

@@ -33,8 +33,8 @@ from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.order import Port
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.host.migration_service import Moves
-from godwit.runtime.instance.seat import Seat
-from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
 from godwit.runtime.processor.native import NativeAdapter
@@ -196,22 +196,22 @@ class Side:
     def start(self) -> None:
         self.stopping = threading.Event()
         self.log, recovered = Changelog.open(self.directory)
-        self.seats = Seats(self.name, self.log, Watch(lambda _: None), lambda: 0, set, ROUTING)
+        self.instances = Instances(self.name, self.log, Watch(lambda _: None), lambda: 0, set, ROUTING)
         for part in recovered.parts():
-            self.seats.recover(part.info, memoryview(part.body))
-        for seat in self.seats:
-            self.seats.own(seat)
+            self.instances.recover(part.info, memoryview(part.body))
+        for shared in self.instances:
+            self.instances.own(shared)
         self.port = Port(self.name, str(self._pair.checkpoint), "token", "", self.log, lambda: 0, self.stopping.is_set)
-        self.moves = Moves(self.port, self.seats.named)
-        self.seats.define(operator_json(self._operator))
+        self.moves = Moves(self.port, self.instances.named)
+        self.instances.define(operator_json(self._operator))
         self.address = f"{self.name}/{self.log.generation}"
         self._pair.listening[self.address] = self
-        self.moves.recover(self.seat)
+        self.moves.recover(self.shared)
         write_lease(self.directory, Lease(self.log.generation, self.address, 0))
 
     @property
-    def seat(self) -> Seat:
-        return self.seats.named("sum")
+    def shared(self) -> SharedInstance:
+        return self.instances.named("sum")
 
     @property
     def mover(self) -> Mover:
@@ -224,8 +224,8 @@ class Side:
         self.stopping.set()
         for connection in self._pair.connections:
             connection.break_()
-        with self.seat.changed:
-            self.seat.changed.notify_all()
+        with self.shared.changed:
+            self.shared.changed.notify_all()
         for mover in self.moves._movers.values():
             mover.join(PATIENCE_S)
         self.log.close()
@@ -246,38 +246,38 @@ class Side:
     ) -> list[tuple[int, int]]:
         request = BatchRef("q", "r", batch)
         chunk = self._pair.chunk(numbers, values)
-        seat = self.seat
-        with seat.lock:
-            before = seat.instance.progress.batch
-            seat.instance.open(request, lane, 0, welcome)
-            if seat.instance.progress.batch != before:
-                for tell in seat.told:
+        shared = self.shared
+        with shared.lock:
+            before = shared.instance.progress.batch
+            shared.instance.open(request, lane, 0, welcome)
+            if shared.instance.progress.batch != before:
+                for tell in shared.told:
                     tell(BatchBegan())
-            gate = Gate(seat, self.stopping.is_set)
-            passed = gate.let_in(chunk, 0, True, lambda c: seat.instance.apply(request, lane, c))
-        self.log.flush(seat.lsn)
+            gate = Gate(shared, self.stopping.is_set)
+            passed = gate.let_in(chunk, 0, True, lambda c: shared.instance.apply(request, lane, c))
+        self.log.flush(shared.lsn)
         outputs = [out for work in passed.works for out in work.outputs]
         return [pair for out in outputs for pair in zip(*(out.column(i).to_pylist() for i in (1, 2)), strict=True)]
 
     # -- what holds --------------------------------------------------------------------------------------------------
 
     def owned(self) -> Units:
-        ownership = self.seat.instance.ownership
+        ownership = self.shared.instance.ownership
         assert ownership is not None
         return ownership.mine()
 
     def stand(self, unit: Unit) -> Stand:
-        ownership = self.seat.instance.ownership
+        ownership = self.shared.instance.ownership
         assert ownership is not None
         return ownership.share(unit).stand
 
     def totals(self) -> dict[int, int]:
         """All state that lies here, owned or not."""
         found: dict[int, int] = {}
-        with self.seat.lock:
-            for batch in self.seat.instance.state.export(committed=False):
+        with self.shared.lock:
+            for batch in self.shared.instance.state.export(committed=False):
                 keys = batch.column(0).to_pylist()
-                state = self.seat.instance.state
+                state = self.shared.instance.state
                 for key in keys:
                     payload = state.value_get(0, (key,))
                     if payload is not None:
@@ -286,10 +286,10 @@ class Side:
 
     def left_over(self) -> list[str]:
         """What a migration that has ended must not leave here."""
-        instance = self.seat.instance
+        instance = self.shared.instance
         assert instance.ownership is not None
         left = {
-            "claims": self.seat.staging,
+            "claims": self.shared.staging,
             "staged": instance.staged,
             "incoming": instance.ownership.incoming,
             "held": instance.held,
@@ -320,7 +320,7 @@ class Pair:
         made = OperatorSpec("sum", "Sum", "native", key_schema, adapter.output_schema, adapter.variables, **spec)
         operator = Operator(made, cloudpickle.dumps(adapter))
         self.a, self.b = Side(self, "host-0", operator), Side(self, "host-1", operator)
-        self._codec = self.a.seat.instance.key_codec
+        self._codec = self.a.shared.instance.key_codec
 
     def chunk(self, numbers: list[int], values: tuple[tuple[int, int], ...]) -> Chunk:
         columns = [[key for key, _ in values], [0] * len(values), [value for _, value in values]]

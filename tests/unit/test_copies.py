@@ -14,8 +14,8 @@ from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.receiver import Receiver
-from godwit.runtime.instance.seat import Seat
-from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog
 from godwit.state.ledger import TIMER_ROW, Entry, with_rows
@@ -28,14 +28,14 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     """The origin has given away its last unit, so nobody else can tell a lane that is sent again what it was."""
     log, recovered = Changelog.open(tmp_path)
     assert not list(recovered.parts())
-    seat = Seat(instance_of(Sum()))
-    instance = seat.instance
+    shared = SharedInstance(instance_of(Sum()))
+    instance = shared.instance
     instance.own(Ownership.initial("host-1", Routing.spread(["host-0"], 4)))
     instance.open(BatchRef("q", "r", 0), "0", 0, welcome, carries=False)
     instance.journal = log
     instance.write([instance.define_part(), instance.own_part(), instance.mark_part()])
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    receiver = Receiver(port, seat, "m1", "host-0")
+    receiver = Receiver(port, shared, "m1", "host-0")
     schema = with_rows(instance.spec.output_schema)
     outputs = pa.RecordBatch.from_pylist([{schema.names[0]: TIMER_ROW, "key": 1, "total": 7}], schema)
     entry = Entry(np.empty(0, np.int64), np.empty(0, np.int64), outputs)
@@ -50,10 +50,10 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     log.close()
 
     log, recovered = Changelog.open(tmp_path)
-    seats = Seats("host-1", log, Watch(lambda _: None), lambda: 0, set)
+    instances = Instances("host-1", log, Watch(lambda _: None), lambda: 0, set)
     for part in recovered.parts():
-        seats.recover(part.info, memoryview(part.body))
-    again = seats.named(instance.name)
+        instances.recover(part.info, memoryview(part.body))
+    again = instances.named(instance.name)
     assert again.instance.fired_elsewhere == [UNITS]
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     restarted = Receiver(port, again, "m1", "host-0", {0: UNITS})
@@ -66,12 +66,12 @@ def test_copies_are_as_far_as_their_origin_was(tmp_path: Path) -> None:
     """A target may be a batch ahead: were that taken for theirs, an heir would not read the end of the batch before."""
     log, recovered = Changelog.open(tmp_path)
     assert not list(recovered.parts())
-    seat = Seat(instance_of(Sum()))
-    seat.instance.own(Ownership.initial("host-1", Routing.spread(["host-0"], 4)))
+    shared = SharedInstance(instance_of(Sum()))
+    shared.instance.own(Ownership.initial("host-1", Routing.spread(["host-0"], 4)))
     for batch in range(3):
-        seat.instance.open(BatchRef("q", "r", batch), "0", 0, welcome)
+        shared.instance.open(BatchRef("q", "r", batch), "0", 0, welcome)
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    receiver = Receiver(port, seat, "m1", "host-0", kept=True)
+    receiver = Receiver(port, shared, "m1", "host-0", kept=True)
     said: list[dict[str, Any]] = [
         {"kind": "step", "step": 0, "units": UNITS.to_dict()},
         {"kind": "copied", "step": 0, "rows": 0, "batch": 1},

@@ -124,7 +124,7 @@ def test_without_the_option_the_batch_fails_and_nothing_changes(tmp_path: Path) 
 def test_letters_can_be_cleared(host: BenchHost) -> None:
     host.do(lambda i: i.apply(request(0), "0", chunk_of(ROWS)))
     before = _state(host)
-    with host.seat.lock:
+    with host.shared.lock:
         assert host.instance.clear_letters() == 1
         assert host.instance.clear_letters() == 0
     assert _letters(host) == []

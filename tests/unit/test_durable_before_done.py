@@ -24,8 +24,8 @@ def test_a_lane_is_confirmed_when_all_of_it_is_synced(
         synced[Path(f"/proc/self/fd/{fd}").resolve().name] = os.fstat(fd).st_size
 
     monkeypatch.setattr(os, "fsync", noted)
-    host.exchange._finish(host.seat, request(0), "0", {"rows": 2, "answered": []})
+    host.exchange._finish(host.shared, request(0), "0", {"rows": 2, "answered": []})
     (segment,) = tmp_path.glob("log-*")
-    assert host.log.written().lsn >= host.seat.lsn
+    assert host.log.written().lsn >= host.shared.lsn
     assert synced.get(segment.name) == (segment.stat().st_size if durability == "disk" else None)
     host.close()

@@ -52,13 +52,13 @@ def test_watermarks_of_both_ends_are_merged(pair: Pair, protocol: str) -> None:
     """Each may have heard of lanes of which the other has not; of a lane that both know, the later time counts."""
     pair.b.put(0)  # the same batch
     for side, seen, reported in ((pair.a, {"0": 50, "1": 70}, {"0": 90}), (pair.b, {"0": 60}, {"2": 10})):
-        watermark = side.seat.instance.watermark
+        watermark = side.shared.instance.watermark
         watermark.lanes, watermark.reported = dict(seen), dict(reported)
     assert pair.moved(protocol)["dropped"] == 0
-    merged = pair.b.seat.instance.watermark
+    merged = pair.b.shared.instance.watermark
     assert (merged.lanes, merged.reported) == ({"0": 60, "1": 70}, {"0": 90, "2": 10})
     pair.b.restart()
-    assert pair.b.seat.instance.watermark == merged, "and it is written down"
+    assert pair.b.shared.instance.watermark == merged, "and it is written down"
 
 
 def test_state_leaves_before_released_when_it_was_missing(pair: Pair) -> None:
@@ -177,7 +177,7 @@ def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str)
         pair.a.moves.actions()["handover"]({"id": name})
     connection = pair.wait_connection(1)
     connection.there.wait_stopped()
-    pair.wait(lambda: bool(pair.a.seat.instance.ownership and pair.a.seat.instance.ownership.outgoing))
+    pair.wait(lambda: bool(pair.a.shared.instance.ownership and pair.a.shared.instance.ownership.outgoing))
     pair.a.moves.actions()["abort_migration"]({"id": name, "reason": "enough"})
     pair.wait(lambda: pair.a.owned() == halves[1])
     connection.there.flow()
@@ -195,7 +195,7 @@ def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str)
 
 def test_what_timers_put_out_goes_with_the_last_keys_though_their_origin_restarts(pair: Pair) -> None:
     """It has let go of all keys before it has shipped any, and restarts: whoever owns the keys tells the lane then."""
-    instance = pair.a.seat.instance
+    instance = pair.a.shared.instance
     rung = pa.record_batch([[-5], [1], [7]], schema=with_rows(instance.spec.output_schema))
     none = np.empty(0, np.int64)
     entry = Entry(none, none, rung, firing="host-0/0/1")
@@ -208,4 +208,4 @@ def test_what_timers_put_out_goes_with_the_last_keys_though_their_origin_restart
     pair.a.restart()
     pair.wait(lambda: pair.b.owned() == ALL)
     pair.wait_ended()
-    assert pair.b.seat.instance.ledger.firings("0") == [("host-0/0/1", 1)]
+    assert pair.b.shared.instance.ledger.firings("0") == [("host-0/0/1", 1)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from godwit.model.units import Units
 from godwit.runtime.handover.order import Port
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.takeover.heir import Heir
 from godwit.state.changelog import Changelog
@@ -52,8 +52,8 @@ def left_by(checkpoint: Path) -> dict[str, Any]:
     directory = host_directory(str(checkpoint), LOST)
     log, recovered = Changelog.open(directory)
     assert not list(recovered.parts())
-    seat, _ = in_a_batch()
-    instance = seat.instance
+    shared, _ = in_a_batch()
+    instance = shared.instance
     state = [batch.serialize() for batch in instance.state.export(committed=False)]
     parts = [instance.define_part(), instance.own_part(), instance.mark_part()]
     log.flush(log.append([*parts, *(({"kind": "state", "op": instance.name, "batch": 0}, body) for body in state)]))
@@ -65,11 +65,11 @@ def left_by(checkpoint: Path) -> dict[str, Any]:
 def heir_of(checkpoint: Path, told: Told) -> Heir:
     log, _ = Changelog.open(host_directory(str(checkpoint), HEIR))
     port = Port(HEIR, str(checkpoint), "token", "", log, lambda: 0, lambda: False)
-    seat = Seat(instance_of(Sum()))
+    shared = SharedInstance(instance_of(Sum()))
     request = {"name": "w", "lost": LOST, "timers": {"sum": HEIR}, **left_by(checkpoint)}
     shares = {"sum": Units(frozenset(range(4))).to_dict()}
     receiver: Any = told
-    return Heir(port, request | {"shares": shares}, lambda _: seat, lambda *_: receiver)
+    return Heir(port, request | {"shares": shares}, lambda _: shared, lambda *_: receiver)
 
 
 def test_a_log_is_told_as_an_origin_would(tmp_path: Path) -> None:

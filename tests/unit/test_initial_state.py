@@ -17,7 +17,7 @@ TEN = [(f"k{n}", n) for n in range(10)]
 def bring(host: BenchHost, job: str, lane: str, rows: list[tuple[str, int]]) -> None:
     """What a task of the job does; it ends when all is in the log."""
     chunk = chunk_of(rows)
-    with host.seat.lock:
+    with host.shared.lock:
         host.instance.begin_initial(job)
         host.instance.initialise(lane, chunk.batch, chunk.rows, chunk.hashes, 1_000)
     host.settle()

@@ -13,7 +13,7 @@ from godwit.errors import GodwitError, ProcessorFailed, StaleRun
 from godwit.model.progress import BatchRef
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Outputs
@@ -134,7 +134,7 @@ def test_an_answer_names_only_work_that_is_written() -> None:
             return self.lsn
 
         def flush(self, lsn: int) -> None:
-            seat.instance.lsn = self.append([])  # another lane gets in line and is not written yet
+            shared.instance.lsn = self.append([])  # another lane gets in line and is not written yet
 
     class Writer:
         def write_metadata(self, note: bytes) -> None:
@@ -142,8 +142,8 @@ def test_an_answer_names_only_work_that_is_written() -> None:
 
     log: Any = Log()
     exchange = Exchange("host-0", "/nowhere", log, lambda: 0, lambda: False, welcome)
-    seat, writer = Seat(instance_of(Sum())), Writer()
-    seat.instance.journal = log
-    work = exchange.worked(seat, lambda instance: instance.open(BatchRef("q", "r", 0), "0", 0, welcome))
+    shared, writer = SharedInstance(instance_of(Sum())), Writer()
+    shared.instance.journal = log
+    work = exchange.worked(shared, lambda instance: instance.open(BatchRef("q", "r", 0), "0", 0, welcome))
     exchange.answer(writer, work, "opened")
     assert writer.note["lsn"] == 1

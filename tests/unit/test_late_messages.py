@@ -80,7 +80,7 @@ class Target:
         self.applied: dict[int, int] = {}
 
     def connected(self) -> Receiver:
-        return Receiver(self.side.port, self.side.seat, "m0", "host-0")
+        return Receiver(self.side.port, self.side.shared, "m0", "host-0")
 
     def hear(self, *messages: Message) -> None:
         for note, data in messages:
@@ -98,8 +98,8 @@ class Target:
 
     def settle(self, pair: Pair) -> None:
         """Until what was asked of the origin is answered: it still has the keys, so it has kept them."""
-        with self.side.seat.changed:
-            assert self.side.seat.changed.wait_for(lambda: self.receiver._machine.settled, 10)
+        with self.side.shared.changed:
+            assert self.side.shared.changed.wait_for(lambda: self.receiver._machine.settled, 10)
 
 
 def fresh(tmp_path: Path, at: str) -> Any:
@@ -230,7 +230,7 @@ def test_an_older_generation_of_the_origin_is_not_heard(tmp_path: Path) -> None:
         older = pair.a.log.generation
         pair.a.restart()
         pair.migrate("standby")
-        pair.wait(lambda: len(pair.b.seat.staging) == 1)
+        pair.wait(lambda: len(pair.b.shared.staging) == 1)
         receiver = next(iter(pair.b.moves._receivers.values()))
         before = receiver._connection
         receiver.serve(None, None, older)  # it reads nothing
@@ -249,7 +249,7 @@ def test_copies_that_an_heir_has_adopted_are_not_touched_by_their_standby(
         pair.wait(lambda: any(r.following is not None for r in pair.b.moves._receivers.values()))
         standby = next(iter(pair.b.moves._receivers.values()))
         pair.a.die()
-        heir = pair.b.moves._receiver("will/sum", "host-0", pair.b.seat, ALL)
+        heir = pair.b.moves._receiver("will/sum", "host-0", pair.b.shared, ALL)
         assert heir.following == 0
         assert pair.b.totals() == dict(FIRST)
         for note, data in (*script, *script):

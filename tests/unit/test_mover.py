@@ -20,7 +20,7 @@ from godwit.model.units import Unit, Units
 from godwit.runtime.handover.connection import Broken, Out, Peer, Reached
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.order import Order, Port
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk
 from godwit.state.changelog import Changelog
 from tests.unit.test_instance import Sum, instance_of, rows, welcome
@@ -32,11 +32,11 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
     """Were the thread to end, the target would never be confirmed, and the migration stay open until a restart."""
     log, recovered = Changelog.open(tmp_path)
     assert not list(recovered.parts())
-    seat = Seat(instance_of(Sum()))
+    shared = SharedInstance(instance_of(Sum()))
     ownership = Ownership.initial("host-0", Routing.spread(["host-0"], 4))
     ownership.cut(UNITS, "host-1")
     ownership.release("m1/0", UNITS, "host-1")
-    seat.instance.own(ownership)
+    shared.instance.own(ownership)
     told, tries = threading.Event(), iter([MalformedRequest("not what was expected"), None])
 
     def connect(_: Peer) -> bool:
@@ -53,7 +53,7 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
     monkeypatch.setattr(Peer, "connect", connect)
     monkeypatch.setattr(Peer, "send", send)
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    mover = Mover(port, seat, Order("m1", "sum", "host-1", "live", (UNITS,)), released={0: UNITS})
+    mover = Mover(port, shared, Order("m1", "sum", "host-1", "live", (UNITS,)), released={0: UNITS})
     mover.start()
     assert told.wait(10)
     mover.post(Served(0))
@@ -65,16 +65,16 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
     log.close()
 
 
-def in_a_batch() -> tuple[Seat, Units]:
+def in_a_batch() -> tuple[SharedInstance, Units]:
     """An instance that has applied three rows of the batch in progress, and their keys."""
-    seat = Seat(instance_of(Sum()))
-    instance, request = seat.instance, BatchRef("q", "r", 0)
+    shared = SharedInstance(instance_of(Sum()))
+    instance, request = shared.instance, BatchRef("q", "r", 0)
     instance.own(Ownership.initial("host-0", Routing.spread(["host-0"], 4)))
     instance.open(request, "0", 0, welcome)
     batch, numbers, keys = rows((1, 0, 5), (5, 0, 6), (2, 0, 7))
     hashes = np.array([instance.key_codec.route_hash((key,)) for key in keys.tolist()], np.int64)
     instance.apply(request, "0", Chunk(batch, numbers, hashes))
-    return seat, Units.of(*(Unit("key", route_hash) for route_hash in hashes.tolist()))
+    return shared, Units.of(*(Unit("key", route_hash) for route_hash in hashes.tolist()))
 
 
 def listening(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
@@ -101,10 +101,10 @@ def test_after_the_cut_nothing_of_the_batch_is_left_to_send(tmp_path: Path, monk
     """What it did before the copy goes with the copy and what came after is replayed: rows wait for the rest only."""
     log, recovered = Changelog.open(tmp_path)
     assert not list(recovered.parts())
-    seat, units = in_a_batch()
+    shared, units = in_a_batch()
     until = listening(monkeypatch)
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    mover = Mover(port, seat, Order("m1", "sum", "host-1", "live", (units,)))
+    mover = Mover(port, shared, Order("m1", "sum", "host-1", "live", (units,)))
     mover.start()
     copied = until("copied")
     assert copied[-3:] == ["committed 1", "ledger", "copied"]
@@ -124,10 +124,10 @@ def test_a_target_that_has_lost_its_copies_gets_all_of_the_state(
     """Released before it is shipped: with the connection the copies are gone, and only the origin has the keys."""
     log, recovered = Changelog.open(tmp_path)
     assert not list(recovered.parts())
-    seat, units = in_a_batch()
+    shared, units = in_a_batch()
     until = listening(monkeypatch)
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    mover = Mover(port, seat, Order("m1", "sum", "host-1", "live-unordered", (units,)))
+    mover = Mover(port, shared, Order("m1", "sum", "host-1", "live-unordered", (units,)))
     mover.start()
     assert any(kind.startswith("state") for kind in until("copied"))
     mover.post(Reached(0, 0))

@@ -42,9 +42,9 @@ class Connection:
 
 
 def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with(tmp_path: Path) -> None:
-    seat: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition())
+    shared: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition())
     port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path))
-    receiver = Receiver(port, seat, "m1", "host-0")
+    receiver = Receiver(port, shared, "m1", "host-0")
     old, new = Connection(), Connection()
     threads = []
     for connection in (old, new):
@@ -64,9 +64,9 @@ def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with(tm
 
 def test_a_receiver_is_known_for_as_long_as_somebody_is_connected(tmp_path: Path) -> None:
     """What is wanted soon is asked of those that are known, also right after the connection before has ended."""
-    seat: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition(), lock=threading.Lock())
+    shared: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition(), lock=threading.Lock())
     port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path))
-    moves = Moves(port, lambda _: seat)
+    moves = Moves(port, lambda _: shared)
     header = {"operator": "sum", "migration": "m1", "origin": "host-0", "generation": 1}
     old, new = Connection(), Connection()
     threads = []
@@ -76,17 +76,17 @@ def test_a_receiver_is_known_for_as_long_as_somebody_is_connected(tmp_path: Path
         assert connection.read.wait(10)
     old.end()
     threads[0].join(10)
-    assert len(seat.wanted) == 1
+    assert len(shared.wanted) == 1
     new.end()
     threads[1].join(10)
-    assert seat.wanted == []
+    assert shared.wanted == []
 
 
 def test_what_is_heard_of_an_outcome_is_not_said_before_the_greeting(tmp_path: Path) -> None:
     """After a restart a target asks its origin about every step that it has prepared, while the origin connects again."""
-    seat: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition())
+    shared: Any = SimpleNamespace(wanted=[], staging={}, changed=threading.Condition())
     port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path))
-    receiver = Receiver(port, seat, "m1", "host-0")
+    receiver = Receiver(port, shared, "m1", "host-0")
     connection = Connection()
     thread = threading.Thread(target=receiver.serve, args=(connection, connection, 1), daemon=True)
     thread.start()

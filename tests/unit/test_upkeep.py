@@ -103,14 +103,14 @@ def test_a_batch_that_snapshots_take_for_committed_is_so_after_a_power_cut(
     monkeypatch.setattr(upkeep_module, "SEALED_MIN", 1)
     host = BenchHost(tmp_path / "host", operator_of())
     host.log.durability = "disk"
-    upkeep = Upkeep(host.log, host.seats.settled)
+    upkeep = Upkeep(host.log, host.instances.settled)
     for batch, row_count in enumerate((300, 300, 2)):  # so that the last snapshot is not merged with those before
         host.do(lambda i, b=batch: i.open(request(b), "0", 1_000, welcome))  # type: ignore[misc]
         host.do(lambda i, b=batch, n=row_count: i.apply(request(b), "0", numbered(n)))  # type: ignore[misc]
         host.log.rotate()
         upkeep._merge_sealed()  # in mid-batch
         host.do(lambda i, b=batch, n=row_count: i.finish(request(b), "0", n, None))  # type: ignore[misc]
-    host.log.sync(host.seat.lsn)
+    host.log.sync(host.shared.lsn)
     host.log.rotate()
     host.do(lambda i: i.open(request(3), "0", 1_000, welcome))
     host.settle()
@@ -129,7 +129,7 @@ def cut_power(host: BenchHost) -> None:
     """What was written and not synced is gone."""
     synced_lsn = host.log._synced_lsn
     host.log.close()
-    host.seats.close()
+    host.instances.close()
     newest = max(host.directory.glob("log-*"))
     with FrameReader(newest, None) as reader:
         lost = [frame.offset for frame in reader.frames() if frame.lsn > synced_lsn]

@@ -134,8 +134,8 @@ class Timed(Tally):
     def _noted(self, finish: Callable[..., None]) -> Callable[..., None]:
         """A lane that has finished has finished the batch: there is but one."""
 
-        def run(exchange: Exchange, seat: Any, request: Any, *rest: Any) -> None:
-            finish(exchange, seat, request, *rest)
+        def run(exchange: Exchange, shared: Any, request: Any, *rest: Any) -> None:
+            finish(exchange, shared, request, *rest)
             note(self._lines, request.batch, self._watch.taken())
 
         return run

@@ -21,7 +21,7 @@ from godwit.model.units import Units
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.order import Port
 from godwit.runtime.instance.ownership_columns import AWAY, selects
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Part, Work
 from godwit.runtime.processor.rows import Times
 from godwit.state.backup import state_at
@@ -35,12 +35,12 @@ BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # taken over at
 class Copies:
     """Of one migration, by step."""
 
-    def __init__(self, port: Port, seat: Seat, migration: str, origin: str) -> None:
+    def __init__(self, port: Port, shared: SharedInstance, migration: str, origin: str) -> None:
         self.standing: dict[int, int] = {}  # of a standby: the origin's batch when the step was last heard of
         self.written: tuple[int, int] | None = None  # and how far its log had been written: generation and lsn
         self.copied_in = -1  # the origin's batch when the last of the copies was whole
         self._port = port
-        self._seat = seat
+        self._shared = shared
         self._id = migration
         self._origin = origin
         self._units: dict[int, Units] = {}
@@ -58,15 +58,15 @@ class Copies:
         A step that is announced again on one connection is followed by its end only, or by all of it once more: what has been
         copied stays.
         """
-        instance = self._seat.instance
+        instance = self._shared.instance
         again, self._units[step] = step in self._units, units
-        with self._seat.changed:
+        with self._shared.changed:
             instance.held.pop(self._name(step), None)
             if self.claim(units) != units:
                 raise InvariantBroken(f"{self._name(step)} brings what {self._port.host} owns")
             back = step in self.apart and self._ownership.rejoin(units, self.apart[step])
             if not again and any((out.units & units) for out in self._ownership.outgoing.values()):
-                self._drop_keys(scan(self._seat, selects(units, self._ownership)))
+                self._drop_keys(scan(self._shared, selects(units, self._ownership)))
             if back or units - instance.staged:
                 instance.staged |= units
                 self._log([instance.own_part()])
@@ -76,12 +76,12 @@ class Copies:
 
         Gives what may come: of units that this host owns by now, or has prepared, nothing.
         """
-        staging = self._seat.staging
+        staging = self._shared.staging
 
         def free() -> bool:
             return not any(other != self._id and staged & units for other, staged in staging.items())
 
-        self._seat.changed.wait_for(lambda: free() or self._port.stopping())
+        self._shared.changed.wait_for(lambda: free() or self._port.stopping())
         away = (Stand.AWAY, Stand.EXPECTED)
         units = Units.of(*(unit for unit in units if self._ownership.share(unit).stand in away))
         if units:
@@ -93,7 +93,7 @@ class Copies:
 
     def reached(self, progress: Progress) -> None:
         """So far the origin has come."""
-        with self._seat.changed:
+        with self._shared.changed:
             self._keep_up(progress)
 
     def stands(self, step: int, batch: int) -> None:
@@ -103,17 +103,17 @@ class Copies:
 
     def committed(self, note: dict[str, Any], body: Any) -> None:
         """What keys held before the batch in progress."""
-        instance, batch = self._seat.instance, self._batch(body)
-        with self._seat.changed:
+        instance, batch = self._shared.instance, self._batch(body)
+        with self._shared.changed:
             if self._in_its_batch(note):
                 info = {"kind": "committed", "op": instance.name, "batch": instance.progress.batch}
                 self._change((info, body), lambda: instance.state.amend(batch))
 
     def ledger(self, note: dict[str, Any], body: Any) -> None:
         """What the batch in progress has done; of what timers put out only one host tells, so that waits for the hand-over."""
-        instance, lane = self._seat.instance, note["entry"]["lane"]
+        instance, lane = self._shared.instance, note["entry"]["lane"]
         entry = Entry.from_part(note["entry"], memoryview(body), instance.spec.output_schema)
-        with self._seat.changed:
+        with self._shared.changed:
             if not self._in_its_batch(note) or not instance.progress.same_attempt(Progress.from_dict(note["progress"])):
                 return
             if not len(entry.rows):
@@ -128,25 +128,25 @@ class Copies:
                 self._change((info | {"from": self._origin}, data), lambda: self._take(lane, taken))
 
     def _take(self, lane: str, entry: Entry) -> None:
-        self._seat.instance.ledger.take_over(lane, entry)
+        self._shared.instance.ledger.take_over(lane, entry)
 
     def _in_its_batch(self, note: dict[str, Any]) -> bool:
         """Whether this instance is in the batch that is told of: of a batch that is over nobody asks again. Locked."""
         progress = Progress.from_dict(note["progress"])
         self._keep_up(progress)
-        return progress.batch == self._seat.instance.progress.batch
+        return progress.batch == self._shared.instance.progress.batch
 
     def state(self, note: dict[str, Any], body: Any) -> None:
-        instance = self._seat.instance
+        instance = self._shared.instance
         batch = self._batch(body)
         keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
         self._note(note["step"], keys)
-        with self._seat.lock:
+        with self._shared.lock:
             instance.take_rows(batch, body, settled=True)
 
     def backup(self, note: dict[str, Any], body: Any) -> None:
         """The step's state out of the origin's changelog, as it was at the cut: the origin has no work with it."""
-        instance = self._seat.instance
+        instance = self._shared.instance
         spec = instance.spec
         state = state_at(Path(note["directory"]), instance.name, spec.variables, instance.key_codec, note["lsn"])
         keys = list(state.keys())
@@ -157,27 +157,27 @@ class Copies:
                 self.state(note, batch.serialize())
 
     def changes(self, note: dict[str, Any], body: Any) -> None:
-        instance = self._seat.instance
+        instance = self._shared.instance
         progress = Progress.from_dict(note["progress"])
         batch = self._batch(body)
         keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
         self._note(note["step"], keys)
         if note["step"] in self.standing:
             self.standing[note["step"]] = max(progress.batch, self.standing[note["step"]])
-        with self._seat.changed:
+        with self._shared.changed:
             self._keep_up(progress)
             settled = progress.batch < instance.progress.batch or note.get("settled", False)
             instance.take_rows(batch, body, settled=settled)
 
     def replay(self, note: dict[str, Any], body: Any) -> None:
         """Rows that the origin has applied: the same again here, silently."""
-        instance = self._seat.instance
+        instance = self._shared.instance
         progress = Progress.from_dict(note["progress"])
         chunk = parcels.chunk_of(body)
         codec = instance.key_codec
         keys = codec.from_arrow([chunk.batch.column(name) for name in codec.schema.names])
         self._note(note["step"], keys)
-        with self._seat.changed:
+        with self._shared.changed:
             self._keep_up(progress)
             request = BatchRef(progress.query or "", progress.run or "", progress.batch)
             work = instance.follow(request, note["lane"], chunk, Times(*note["times"]))
@@ -185,7 +185,7 @@ class Copies:
                 self._compare(note, work)
 
     def _compare(self, note: dict[str, Any], work: Work) -> None:
-        instance = self._seat.instance
+        instance = self._shared.instance
         found = parcels.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
         if found != note["expect"]:
             raise NotDeterministic(
@@ -202,7 +202,7 @@ class Copies:
         Does not wait for hand-overs to be decided, as the first row of a batch does: that they are may come later on this very
         connection. Timers are not fired by it, so none is missed.
         """
-        self._seat.instance.keep_up(progress, self._port.clock_ms())
+        self._shared.instance.keep_up(progress, self._port.clock_ms())
 
     def rest(self, note: dict[str, Any]) -> bool:
         """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
@@ -212,10 +212,10 @@ class Copies:
         all the same: routers come again before they send rows. Nor does it fit if both are in runs of which the other does not
         know: then nobody can tell which of them has to be reverted.
         """
-        instance, mark = self._seat.instance, note["mark"]
+        instance, mark = self._shared.instance, note["mark"]
         progress = Progress.from_dict(mark["progress"])
         self._rests[note["step"]] = note
-        with self._seat.changed:
+        with self._shared.changed:
             self._keep_up(progress)
             same = instance.progress.same_attempt(progress)
             if progress.batch == instance.progress.batch and not same and not progress.behind(instance.progress):
@@ -229,14 +229,14 @@ class Copies:
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
     def expect(self, units: Units) -> None:
-        with self._seat.changed:
+        with self._shared.changed:
             self._ownership.expect(units, self._origin)
-            self._seat.changed.notify_all()
+            self._shared.changed.notify_all()
 
     def prepare(self, step: int, units: Units) -> None:
         """All of it is here: durable when this returns, not served."""
-        instance, rest = self._seat.instance, self._rests[step]
-        with self._seat.changed:
+        instance, rest = self._shared.instance, self._rests[step]
+        with self._shared.changed:
             mark, progress = rest["mark"], Progress.from_dict(rest["mark"]["progress"])
             same_batch = progress.batch == instance.progress.batch
             anew = same_batch and not instance.progress.same_attempt(progress)  # here, and not there yet
@@ -252,14 +252,14 @@ class Copies:
             self._ownership.prepare(self._name(step), incoming)
             instance.staged |= units
             self._log([instance.mark_part(), instance.own_part()])
-            lsn = self._seat.lsn
-            self._seat.changed.notify_all()
+            lsn = self._shared.lsn
+            self._shared.changed.notify_all()
         self._port.log.sync(lsn)
 
     def serve(self, step: int, units: Units) -> None:
         """They are this instance's own from now on, durably."""
-        instance = self._seat.instance
-        with self._seat.changed:
+        instance = self._shared.instance
+        with self._shared.changed:
             if self._name(step) in self._ownership.incoming:
                 self._ownership.serve(self._name(step))
                 self._unstage(units)
@@ -268,8 +268,8 @@ class Copies:
                     instance.ledger.record(lane, entry)
                     parts.append(entry.part(instance.name, instance.progress.batch, lane))
                 self._log(parts)
-            lsn = self._seat.lsn
-            self._seat.changed.notify_all()
+            lsn = self._shared.lsn
+            self._shared.changed.notify_all()
         self._close(step)
         self._port.log.sync(lsn)
 
@@ -282,9 +282,9 @@ class Copies:
 
         Only as far as this migration has claimed them: another may be bringing them by now.
         """
-        instance = self._seat.instance
-        with self._seat.changed:
-            units &= self._seat.staging.get(self._id, Units())
+        instance = self._shared.instance
+        with self._shared.changed:
+            units &= self._shared.staging.get(self._id, Units())
             if not units:
                 self._close(step)
                 return
@@ -295,34 +295,34 @@ class Copies:
                 return select(hashes) & (instance.stands(hashes) == AWAY)
 
             known = self._keys.pop(step, None) if step >= 0 else {}
-            keys = list(known) if known is not None else scan(self._seat, not_mine) if units & instance.staged else []
+            keys = list(known) if known is not None else scan(self._shared, not_mine) if units & instance.staged else []
             self._drop_keys([key for key in keys if not_mine(np.array([instance.key_codec.route_hash(key)]))[0]])
             instance.ledger.drop(not_mine)
             self._unstage(units)
             instance.held.pop(self._name(step), None)
             self._log([*self._left_unfired(units), instance.own_part()])
-            self._seat.changed.notify_all()
+            self._shared.changed.notify_all()
             self._close(step)
 
     def _left_unfired(self, units: Units) -> list[Part]:
         """Units that stay with their owner take their timers with them."""
-        instance = self._seat.instance
+        instance = self._shared.instance
         if not instance.unfired & units:
             return []
         instance.unfired -= units
         return [instance.mark_part()]
 
     def _unstage(self, units: Units) -> None:
-        self._seat.instance.staged -= units
-        left = self._seat.staging.pop(self._id, Units()) - units
+        self._shared.instance.staged -= units
+        left = self._shared.staging.pop(self._id, Units()) - units
         if left:
-            self._seat.staging[self._id] = left
+            self._shared.staging[self._id] = left
 
     # -- copies of a standby whose origin is lost --------------------------------------------------------------------
 
     def adopt(self, other: Copies, units: Units, batch: int) -> bool:
         """Take over, as one step, what another migration has brought here; False if that is not all of these units. Locked."""
-        staging = self._seat.staging
+        staging = self._shared.staging
         staged = staging.get(other._id, Units())
         if units - staged:
             return False
@@ -336,18 +336,18 @@ class Copies:
         other._drop_keys(unwanted)
         other._unstage(staged)
         staging[self._id] = units
-        self._seat.instance.staged |= units
-        self._log([self._seat.instance.own_part()])
+        self._shared.instance.staged |= units
+        self._log([self._shared.instance.own_part()])
         return True
 
     def _outside(self, units: Units, keys: Iterable[Key]) -> list[Key]:
         found = list(keys)
-        hashes = np.array([self._seat.instance.key_codec.route_hash(key) for key in found], np.int64)
+        hashes = np.array([self._shared.instance.key_codec.route_hash(key) for key in found], np.int64)
         return [found[i] for i in np.flatnonzero(~selects(units, self._ownership)(hashes)).tolist()]
 
     def drop_adopted(self) -> None:
         """All of it is told anew, and the log no longer tells what has been removed meanwhile."""
-        with self._seat.changed:
+        with self._shared.changed:
             if self.standing:
                 self._drop_keys(list(self._keys.pop(0, {})))
                 self.standing.clear()
@@ -359,15 +359,15 @@ class Copies:
 
     @property
     def _ownership(self) -> Any:
-        assert self._seat.instance.ownership is not None, "only instances with an ownership take part in migrations"
-        return self._seat.instance.ownership
+        assert self._shared.instance.ownership is not None, "only instances with an ownership take part in migrations"
+        return self._shared.instance.ownership
 
     def _batch(self, body: pa.Buffer) -> pa.RecordBatch:
-        return pa.ipc.read_record_batch(body, changes_schema(self._seat.instance.key_codec))
+        return pa.ipc.read_record_batch(body, changes_schema(self._shared.instance.key_codec))
 
     def _log(self, parts: list[Part]) -> None:
         """Memory has changed already: if the parts cannot be written, the host ends."""
-        self._seat.instance.write(parts)
+        self._shared.instance.write(parts)
 
     def _change(self, part: Part, change: Callable[[], None]) -> None:
         """Write the part, then change memory."""
@@ -376,16 +376,16 @@ class Copies:
             work.parts.append(part)
             return change
 
-        self._seat.instance.change(prepare)
+        self._shared.instance.change(prepare)
 
     def _drop_keys(self, keys: list[Key]) -> None:
         if keys:
-            self._seat.instance.drop_keys(keys, settled=True)
+            self._shared.instance.drop_keys(keys, settled=True)
 
 
-def scan(seat: Seat, select: Callable[[Any], Any]) -> list[Key]:
+def scan(shared: SharedInstance, select: Callable[[Any], Any]) -> list[Key]:
     """The keys that are selected, of all there are; the lock is held."""
-    codec = seat.instance.key_codec
-    keys = list(seat.instance.state.keys())
+    codec = shared.instance.key_codec
+    keys = list(shared.instance.state.keys())
     hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
     return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]

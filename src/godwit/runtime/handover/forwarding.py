@@ -12,7 +12,7 @@ import pyarrow as pa
 from godwit.model.progress import BatchRef
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.connection import Line, Out
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.processor.rows import Times
 from godwit.state.changes import Changes
@@ -26,11 +26,13 @@ Select = Callable[[Any], Any]
 class Following:
     """Forwards what happens to keys that have been copied; called with the lock held, right after it has happened."""
 
-    def __init__(self, seat: Seat, line: Line, step: int, select: Select, forward: str, check: bool) -> None:
+    def __init__(
+        self, shared: SharedInstance, line: Line, step: int, select: Select, forward: str, check: bool
+    ) -> None:
         self.pending: list[tuple[int, int, Key]] = []
         self.keys: set[Key] = set()
         self.rows = 0
-        self._instance = seat.instance
+        self._instance = shared.instance
         self._line = line
         self._check = check
         self._step = step
@@ -115,9 +117,9 @@ class Following:
 class Noting:
     """Notes new keys of the units that move, and how many of their rows were applied here; called with the lock held."""
 
-    def __init__(self, seat: Seat, select: Select, note: Callable[[list[Key], list[int]], None]) -> None:
+    def __init__(self, shared: SharedInstance, select: Select, note: Callable[[list[Key], list[int]], None]) -> None:
         self.rows = 0
-        self._codec = seat.instance.key_codec
+        self._codec = shared.instance.key_codec
         self._select = select
         self._note = note
 

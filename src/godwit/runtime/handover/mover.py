@@ -68,7 +68,7 @@ from godwit.runtime.handover.order import Order, Port
 from godwit.runtime.handover.shipment import Luggage
 from godwit.runtime.handover.switch_interval import prompt
 from godwit.runtime.instance.ownership_columns import AWAY, selects
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import last_owned
 from godwit.state.keys import Key
@@ -95,19 +95,21 @@ class Figures:
 
 
 class Mover:
-    def __init__(self, port: Port, seat: Seat, order: Order, released: dict[int, Units] | None = None) -> None:
+    def __init__(
+        self, port: Port, shared: SharedInstance, order: Order, released: dict[int, Units] | None = None
+    ) -> None:
         self.order = order
         self.failure: GodwitError | None = None
         self._port = port
-        self._seat = seat
+        self._shared = shared
         self.units = union(order.steps)
         if released is None:
-            with seat.lock:
-                _ownership(seat).begin_move(self.units)
-        self._luggage = Luggage(seat, self.units, self._found)
+            with shared.lock:
+                _ownership(shared).begin_move(self.units)
+        self._luggage = Luggage(shared, self.units, self._found)
         self._resumed = released is not None
         protocol = PROTOCOLS[order.protocol]
-        self._protocol = protocol if seat.instance.spec.time_mode == "none" else with_timers(protocol)
+        self._protocol = protocol if shared.instance.spec.time_mode == "none" else with_timers(protocol)
         self._machine = Origin.resumed(self._protocol, released or {})
         self._line: Line = ports.queue()
         self._peer = Peer(port, order, self._line)
@@ -152,7 +154,7 @@ class Mover:
     def report(self) -> dict[str, Any]:
         figures, steps = self.figures, self._machine.steps
         done = sum(step.phase.name == "DONE" for step in steps)
-        waits = self._seat.waits(figures.began_ms)
+        waits = self._shared.waits(figures.began_ms)
         return {
             "id": self.order.id,
             "state": "ended" if self.ended else "running",
@@ -218,7 +220,7 @@ class Mover:
         if last is None:
             return
         for step in self._machine.steps:
-            released = _ownership(self._seat).outgoing.get(f"{self.order.id}/{step.number}")
+            released = _ownership(self._shared).outgoing.get(f"{self.order.id}/{step.number}")
             if released is not None and step.phase in (Phase.RELEASED, Phase.SHIPPED):
                 served = last.served(released.epochs)
                 self._handle(Served(step.number) if served else TargetGone(step.number))
@@ -275,8 +277,8 @@ class Mover:
 
     def _send(self, out: Out) -> None:
         if self._protocol.kept:  # its copies may outlive this host: they must not be ahead of the log
-            with self._seat.lock:
-                lsn = self._seat.lsn
+            with self._shared.lock:
+                lsn = self._shared.lsn
             self._port.log.sync(lsn)
             out = replace(out, fields=out.fields | {"written": [self._port.log.generation, lsn]})
         sent = self._peer.send(out)
@@ -322,7 +324,7 @@ class Mover:
 
     def _marker(self, step: int, following: Following) -> Out:
         """When the target comes to it, it has all that was forwarded before."""
-        batch = self._seat.instance.progress.batch
+        batch = self._shared.instance.progress.batch
         return Out("copied", fields={"step": step, "rows": following.rows, "batch": batch})
 
     def _tell_news(self) -> None:
@@ -340,11 +342,11 @@ class Mover:
     # -- getting ready -----------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        with self._seat.lock:
-            self._seat.told.append(self.post)
+        with self._shared.lock:
+            self._shared.told.append(self.post)
         self._luggage.index()
         self.figures.keys_total = len(self._luggage)
-        with self._seat.lock:
+        with self._shared.lock:
             sizes = self._luggage.sizes(self.order.steps)
         self._machine = Origin(self._protocol, self.order.steps, sizes, self.order.side_by_side)
         self._note("indexed")
@@ -382,7 +384,7 @@ class Mover:
             case Offer(units):
                 self._line.put(Out("offer", fields={"units": units.to_dict()}))
             case TellReleased(step):
-                epochs = parcels.epochs_list(_ownership(self._seat).outgoing[f"{self.order.id}/{step}"].epochs)
+                epochs = parcels.epochs_list(_ownership(self._shared).outgoing[f"{self.order.id}/{step}"].epochs)
                 self._put(step, Out("released", fields={"step": step, "epochs": epochs}))
             case TellAborted(step, units):
                 self._put(step, Out("aborted", fields={"step": step, "units": units.to_dict()}))
@@ -404,24 +406,24 @@ class Mover:
         self._work = deque((of, work) for of, work in self._work if of != step)
 
     def _change(self, change: Callable[[Any], None]) -> None:
-        with self._seat.changed:
-            change(_ownership(self._seat))
-            self._seat.changed.notify_all()
+        with self._shared.changed:
+            change(_ownership(self._shared))
+            self._shared.changed.notify_all()
 
     def _copy(self, step: int, units: Units, forward: str) -> Iterator[None]:
         """Slices of keys in the order of their hashes; what is behind the frontier is followed from there on."""
-        select = selects(units, _ownership(self._seat))
-        following = Following(self._seat, self._line, step, select, forward, self.order.check)
-        with self._seat.lock:
+        select = selects(units, _ownership(self._shared))
+        following = Following(self._shared, self._line, step, select, forward, self.order.check)
+        with self._shared.lock:
             self._line.put(self._luggage.announced(self.order.id, step, units))
             for key, route_hash in self._luggage.of(units).items():
                 following.pending.append((route_hash, len(following.pending), key))
             heapify(following.pending)
             following.keys = {key for _, _, key in following.pending}
             self._following[step] = following
-            self._seat.instance.followers.append(following)
+            self._shared.instance.followers.append(following)
         while True:
-            with self._seat.lock:
+            with self._shared.lock:
                 keys = following.next_slice()
                 if not keys:
                     if forward == "rows":
@@ -437,14 +439,14 @@ class Mover:
     def _tell_early(self, step: int, select: Select, keys: Collection[Key]) -> None:
         """What the batch in progress has done so far. The target replays the rest, so that at the cut nothing of it is left."""
         keys = self._luggage.with_gone(keys, select)
-        for out in self._luggage.of_batch(step, keys, self._seat.instance.ledger.of(select)):
+        for out in self._luggage.of_batch(step, keys, self._shared.instance.ledger.of(select)):
             self._line.put(out)
         self._told_early.add(step)
 
     def _ship(self, step: int, units: Units) -> None:
         """All that the target does not have of the step. Nothing of it changes any more, so it is taken at once."""
-        instance, ownership, luggage = self._seat.instance, _ownership(self._seat), self._luggage
-        with self._seat.lock:
+        instance, ownership, luggage = self._shared.instance, _ownership(self._shared), self._luggage
+        with self._shared.lock:
             select = selects(units, ownership)
             copied = self._copied.get(step)  # found before the cut: rows wait from there on
             keys: Collection[Key] = copied if copied is not None else luggage.found(units, select)
@@ -458,7 +460,7 @@ class Mover:
             entries = timers if early else [*instance.ledger.of(select), *timers]
             out += luggage.of_batch(step, () if early else luggage.with_gone(keys, select), entries)
             out.append(luggage.rest(self.order.id, step, units))
-        self._port.log.flush(self._seat.lsn)
+        self._port.log.flush(self._shared.lsn)
         if copied is not None:
             for item in out:
                 self._line.put(item)
@@ -468,7 +470,7 @@ class Mover:
     def _backup(self, step: int) -> Out:
         """Where the target finds the state by itself."""
         directory = str(host_directory(self._port.checkpoint, self._port.host))
-        return Out("backup", fields={"step": step, "directory": directory, "lsn": self._seat.lsn})
+        return Out("backup", fields={"step": step, "directory": directory, "lsn": self._shared.lsn})
 
     def _shipping(self, out: list[Out]) -> Iterator[None]:
         """Over with the last of it: what is said of the step after that need not wait for a turn."""
@@ -479,8 +481,8 @@ class Mover:
         self._send(last)
 
     def _release(self, step: int, units: Units) -> None:
-        instance, ownership = self._seat.instance, _ownership(self._seat)
-        with self._seat.changed:
+        instance, ownership = self._shared.instance, _ownership(self._shared)
+        with self._shared.changed:
             self._unfollow(step)
             ownership.release(f"{self.order.id}/{step}", units, self.order.target)
             if not ownership.mine():  # what timers have put out is answered for by the last target from now on
@@ -488,47 +490,47 @@ class Mover:
                     self._farewell, self._farewell_in = list(instance.ledger.timers()), instance.progress
                 instance.ledger.drop(lambda hashes: np.zeros(len(hashes), np.bool_), timers=True)
             lsn = instance.write([instance.own_part()])
-            self._seat.changed.notify_all()
+            self._shared.changed.notify_all()
         self._port.log.sync(lsn)
         self._line.put(Released(step))
         self._note("released")
 
     def _take_back(self, step: int) -> None:
-        instance = self._seat.instance
-        with self._seat.changed:
-            _ownership(self._seat).take_back(f"{self.order.id}/{step}")
+        instance = self._shared.instance
+        with self._shared.changed:
+            _ownership(self._shared).take_back(f"{self.order.id}/{step}")
             if instance.progress.same_attempt(self._farewell_in):
                 for lane, entry in self._farewell:
                     instance.ledger.record(lane, entry)
                 self._farewell = []
             lsn = instance.write([instance.own_part()])
-            self._seat.changed.notify_all()
+            self._shared.changed.notify_all()
         self._port.log.sync(lsn)
 
     def _resume(self, step: int, units: Units) -> None:
         """If the target only has to wait for the next batch, it follows on."""
-        with self._seat.changed:
+        with self._shared.changed:
             if self._machine.phase(step) is not Phase.WAITING:
                 self._cancel(step)
                 self._unfollow(step)
-            _ownership(self._seat).resume(units)
-            self._seat.changed.notify_all()
+            _ownership(self._shared).resume(units)
+            self._shared.changed.notify_all()
 
     def _forget(self, step: int, units: Units) -> None:
         """The target has it: drop the state, in slices, but nothing that has come back in the meantime."""
-        instance, ownership = self._seat.instance, _ownership(self._seat)
+        instance, ownership = self._shared.instance, _ownership(self._shared)
         select = selects(units, ownership)
-        with self._seat.lock:
+        with self._shared.lock:
             keys = list(self._luggage.found(units, select))
         for at in range(0, len(keys), FORGET_KEYS):
             part = keys[at : at + FORGET_KEYS]
             hashes = np.array([instance.key_codec.route_hash(key) for key in part], np.int64)
-            with self._seat.lock:
+            with self._shared.lock:
                 gone = instance.stands(hashes) == AWAY
                 if instance.staged:
                     gone &= ~selects(instance.staged, ownership)(hashes)
                 instance.drop_keys([part[i] for i in np.flatnonzero(gone).tolist()], settled=True)
-        with self._seat.changed:
+        with self._shared.changed:
             coming = selects(instance.staged, ownership)  # back, and with a ledger of its own
             instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))
             ownership.confirm(f"{self.order.id}/{step}")
@@ -544,18 +546,18 @@ class Mover:
     def _unfollow(self, step: int) -> None:
         following = self._following.pop(step, None)
         if following is not None:
-            self._seat.instance.followers.remove(following)
+            self._shared.instance.followers.remove(following)
 
     def _stop_following(self) -> None:
-        with self._seat.lock:
+        with self._shared.lock:
             for step in list(self._following):
                 self._unfollow(step)
-            if self._luggage.noting in self._seat.instance.followers:
-                self._seat.instance.followers.remove(self._luggage.noting)
-            if self.post in self._seat.told:
-                self._seat.told.remove(self.post)
+            if self._luggage.noting in self._shared.instance.followers:
+                self._shared.instance.followers.remove(self._luggage.noting)
+            if self.post in self._shared.told:
+                self._shared.told.remove(self.post)
             if not self._resumed:
-                _ownership(self._seat).end_move(self.units)
+                _ownership(self._shared).end_move(self.units)
 
 
 def union(steps: tuple[Units, ...]) -> Units:
@@ -564,6 +566,6 @@ def union(steps: tuple[Units, ...]) -> Units:
     return Units(groups, keys)
 
 
-def _ownership(seat: Seat) -> Any:
-    assert seat.instance.ownership is not None, "only instances with an ownership take part in migrations"
-    return seat.instance.ownership
+def _ownership(shared: SharedInstance) -> Any:
+    assert shared.instance.ownership is not None, "only instances with an ownership take part in migrations"
+    return shared.instance.ownership

@@ -42,7 +42,7 @@ from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.switch_interval import prompt
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
 from godwit.runtime.liveness.wills import read_will, step_name
@@ -60,7 +60,7 @@ class Receiver:
     def __init__(
         self,
         port: Port,
-        seat: Seat,
+        shared: SharedInstance,
         migration: str,
         origin: str,
         prepared: dict[int, Units] | None = None,
@@ -69,9 +69,9 @@ class Receiver:
         self.id = migration
         self.origin = origin
         self._port = port
-        self._seat = seat
+        self._shared = shared
         self._machine = Target(prepared)
-        self._copies = Copies(port, seat, migration, origin)
+        self._copies = Copies(port, shared, migration, origin)
         self._kept = kept
         self.callers = 0  # connections that have come and have not been seen to end
         self.orphaned = False  # the origin of a standby is away, and its copies are still here
@@ -82,9 +82,9 @@ class Receiver:
         self._ended = ports.event()  # set while there is none
         self._ended.set()
         self._wanted = Units()
-        seat.wanted.append(self.want)
+        shared.wanted.append(self.want)
         for units in (prepared or {}).values():
-            seat.staging[migration] = seat.staging.get(migration, Units()) | units
+            shared.staging[migration] = shared.staging.get(migration, Units()) | units
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Receiver:
     def _await_origin(self) -> None:
         pause = ports.event()
         while self.orphaned and not self._port.stopping():
-            if ask_outcome(self._port, self.origin, self._seat.instance.name, f"{self.id}/0") != "away":
+            if ask_outcome(self._port, self.origin, self._shared.instance.name, f"{self.id}/0") != "away":
                 self.drop_copies()
             pause.wait(ORPHAN_ASK_S)
 
@@ -208,7 +208,7 @@ class Receiver:
     def adopt(self, other: Receiver, units: Units) -> bool:
         """Take over the copies that another migration has brought here; False if they are not all of these units."""
         other._ended.wait(ORPHAN_WAIT_S)  # what is still on its way is worth having
-        with other._acting, self._acting, self._seat.changed:
+        with other._acting, self._acting, self._shared.changed:
             other._end(other._connection)  # the origin is fenced: nothing that it says counts any more
             return self._adopted(other, units)
 
@@ -226,11 +226,11 @@ class Receiver:
 
     @property
     def operator(self) -> str:
-        return self._seat.instance.name
+        return self._shared.instance.name
 
     def close(self) -> None:
-        with self._seat.lock:
-            self._seat.wanted.remove(self.want)
+        with self._shared.lock:
+            self._shared.wanted.remove(self.want)
 
     def _answer(self, kind: str, **fields: Any) -> None:
         with self._writing, suppress(*GONE, pa.ArrowInvalid):
@@ -238,7 +238,7 @@ class Receiver:
                 self._writer.write_metadata(wire.pack(kind, **fields))
 
     def want(self, units: Units) -> None:
-        """Rows wait for these units; called with the seat's lock held. Asked for once a connection."""
+        """Rows wait for these units; called with the instance's lock held. Asked for once a connection."""
         missing = (units & self._machine.promised) - self._wanted
         if missing:
             self._wanted |= missing
@@ -287,7 +287,7 @@ class Receiver:
 
     def _offer(self, units: Units) -> None:
         """Of what is here already, in whichever way, nothing is expected any more."""
-        with self._seat.changed:
+        with self._shared.changed:
             expected = self._copies.claim(units)
         if expected:
             self._handle(Promised(expected))
@@ -308,7 +308,7 @@ class Receiver:
 
     def _served(self, note: dict[str, Any]) -> bool:
         """Whether this host has owned the step in the epochs that are told, though it may have forgotten the step since."""
-        ownership = self._seat.instance.ownership
+        ownership = self._shared.instance.ownership
         return ownership is not None and ownership.served(parcels.epochs_of(note.get("epochs", ())))
 
     # -- effects -----------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ class Receiver:
     def _asking(self, step: int) -> None:
         pause = ports.event()
         while not self._port.stopping():
-            outcome = ask_outcome(self._port, self.origin, self._seat.instance.name, f"{self.id}/{step}")
+            outcome = ask_outcome(self._port, self.origin, self._shared.instance.name, f"{self.id}/{step}")
             if outcome in ("released", "kept"):
                 with self._acting:
                     self._handle(ReleaseHeard(step) if outcome == "released" else AbortHeard(step))

@@ -16,7 +16,7 @@ from godwit.runtime.handover import parcels
 from godwit.runtime.handover.connection import Out
 from godwit.runtime.handover.forwarding import SLICE_KEYS, Noting, Select
 from godwit.runtime.instance.ownership_columns import selects
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
 
@@ -28,33 +28,33 @@ INDEX_KEYS = 2_000
 class Luggage:
     """`found` hears of every key that turns up, with its routing hash."""
 
-    def __init__(self, seat: Seat, units: Units, found: Callable[[Key, int], None]) -> None:
-        self._seat = seat
+    def __init__(self, shared: SharedInstance, units: Units, found: Callable[[Key, int], None]) -> None:
+        self._shared = shared
         self._units = units
         self._tell = found
         self._keys: dict[Unit, dict[Key, int]] = {}  # of every unit, with their routing hashes
         self._select = selects(units, self._ownership)
-        self.noting = Noting(seat, self._select, self._note)
+        self.noting = Noting(shared, self._select, self._note)
 
     @property
     def _ownership(self) -> Any:
-        assert self._seat.instance.ownership is not None, "only instances with an ownership take part in migrations"
-        return self._seat.instance.ownership
+        assert self._shared.instance.ownership is not None, "only instances with an ownership take part in migrations"
+        return self._shared.instance.ownership
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
     def index(self) -> None:
         """Find the keys of all units, a few at a time; new ones are noted from now on."""
-        state, codec = self._seat.instance.state, self._seat.instance.key_codec
-        with self._seat.lock:
-            self._seat.instance.followers.append(self.noting)
+        state, codec = self._shared.instance.state, self._shared.instance.key_codec
+        with self._shared.lock:
+            self._shared.instance.followers.append(self.noting)
             lists = state.key_lists()
         for keys in lists:
             for at in range(0, len(keys), INDEX_KEYS):
                 part = keys[at : at + INDEX_KEYS]
                 hashes = np.array([codec.route_hash(key) for key in part], np.int64)
                 chosen = np.flatnonzero(self._select(hashes)).tolist()
-                with self._seat.lock:
+                with self._shared.lock:
                     self._note([part[i] for i in chosen], hashes[chosen].tolist())
 
     def _note(self, keys: list[Key], hashes: list[int]) -> None:
@@ -71,7 +71,7 @@ class Luggage:
 
     def sizes(self, steps: Sequence[Units]) -> list[int]:
         """About how many bytes each step has."""
-        state = self._seat.instance.state
+        state = self._shared.instance.state
         share = state.bytes_estimate / max(state.key_count, 1)
         return [int(share * sum(len(self._keys.get(unit, ())) for unit in units)) for units in steps]
 
@@ -82,14 +82,14 @@ class Luggage:
         """Also of a step that was released before a restart, whose keys nobody has noted."""
         if self._keys:
             return self.of(units)
-        codec = self._seat.instance.key_codec
-        keys = list(self._seat.instance.state.keys())
+        codec = self._shared.instance.key_codec
+        keys = list(self._shared.instance.state.keys())
         hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
         return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
 
     def with_gone(self, keys: Collection[Key], select: Select) -> Collection[Key]:
         """Also keys that the batch in progress has removed: whoever owns them has to know what they held before it."""
-        gone = self._seat.instance.state.gone()
+        gone = self._shared.instance.state.gone()
         if not gone:
             return keys
         chosen = select(np.fromiter(gone.values(), np.int64, len(gone))).tolist()
@@ -113,7 +113,7 @@ class Luggage:
 
     def state(self, step: int, keys: list[Key]) -> Out:
         """What the keys hold now; made into bytes when it is sent."""
-        held = self._seat.instance.state.held(keys, SLICE_ROWS, SLICE_BYTES)
+        held = self._shared.instance.state.held(keys, SLICE_ROWS, SLICE_BYTES)
         return Out("state", (batch.serialize() for batch in held), {"step": step})
 
     def all_state(self, step: int, keys: Collection[Key]) -> Iterator[Out]:
@@ -122,7 +122,7 @@ class Luggage:
 
     def of_batch(self, step: int, keys: Collection[Key], entries: Iterable[tuple[str, Entry]]) -> Iterator[Out]:
         """What keys held before the batch in progress, as far as it has changed, and ledger entries of it."""
-        instance = self._seat.instance
+        instance = self._shared.instance
         fields = {"step": step, "progress": instance.progress.to_dict()}
         batches = instance.state.committed(keys, SLICE_ROWS, SLICE_BYTES)
         yield Out("committed", (batch.serialize() for batch in batches), fields)
@@ -133,7 +133,7 @@ class Luggage:
     def rest(self, migration: str, step: int, units: Units) -> Out:
         """The end of a step. The epochs are those in which the origin owns it, or did until it released it."""
         ownership = self._ownership
-        mark, _ = self._seat.instance.mark_part()
+        mark, _ = self._shared.instance.mark_part()
         fields = {
             "step": step,
             "units": units.to_dict(),

@@ -18,7 +18,7 @@ from godwit.model.progress import BatchRef, Verdict
 from godwit.runtime.handover.parcels import chunk_from
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.router.routing_table import read_routing
 from godwit.state.changelog import Changelog
@@ -52,7 +52,7 @@ class Exchange:
         self._ask = ask
         self.roster: tuple[str, ...] = ()
 
-    def converse(self, seat: Seat, header: dict[str, Any], reader: Any, writer: Any) -> None:
+    def converse(self, shared: SharedInstance, header: dict[str, Any], reader: Any, writer: Any) -> None:
         request = BatchRef(
             wire.field(header, "query", str), wire.field(header, "run", str), wire.field(header, "batch", int)
         )
@@ -60,12 +60,12 @@ class Exchange:
         if request.batch >= 0:
             carries = header.get("carries", True) is True
             admit = self._admit(header)
-            work = self._opened(seat, request, lane, admit, carries)
+            work = self._opened(shared, request, lane, admit, carries)
             self._answer(writer, work, joined, "opened", generation=self._log.generation, **work.begun)
         else:
-            with seat.lock:  # also where no row will come
-                seat.instance.begin_initial(request.run)
-        gate = Gate(seat, self._stopping)
+            with shared.lock:  # also where no row will come
+                shared.instance.begin_initial(request.run)
+        gate = Gate(shared, self._stopping)
         while True:
             try:
                 message = reader.read_chunk()
@@ -73,45 +73,50 @@ class Exchange:
                 return
             note = wire.unpack(message.app_metadata, "rows", "finish")
             if note["kind"] == "rows":
-                work, refused = self._rows(gate, seat, request, note, message.data)
+                work, refused = self._rows(gate, shared, request, note, message.data)
                 self.answer(writer, work, "outputs", **({"refused": refused} if refused else {}))
             else:
-                self._finish(seat, request, lane, note)
-                writer.write_metadata(wire.pack("finished", also=self._newcomers(seat, note)))
+                self._finish(shared, request, lane, note)
+                writer.write_metadata(wire.pack("finished", also=self._newcomers(shared, note)))
                 return  # that ends the stream, which the router waits for
 
     def _opened(
-        self, seat: Seat, request: BatchRef, lane: str, admit: Callable[[BatchRef, int, bool], None], carries: bool
+        self,
+        shared: SharedInstance,
+        request: BatchRef,
+        lane: str,
+        admit: Callable[[BatchRef, int, bool], None],
+        carries: bool,
     ) -> Work:
         """A lane begins a batch here. Where there are timers, it waits until what is between two owners is decided."""
-        instance = seat.instance
+        instance = shared.instance
         timers = instance.spec.time_mode != "none"
 
         def ready() -> bool:
             fires = carries and (instance.fires or instance.answers_later)
             same = instance.progress.judge(request) is Verdict.SAME and not fires
-            between = timers and (instance.between_owners or seat.inheriting)
-            return same or not (between or seat.held) or self._stopping()
+            between = timers and (instance.between_owners or shared.inheriting)
+            return same or not (between or shared.held) or self._stopping()
 
-        with seat.changed:
+        with shared.changed:
             if not ready():
                 began_s = ports.now_s()
-                seat.changed.wait_for(ready)
-                seat.stalled((ports.now_s() - began_s) * 1000, 1)  # how many rows wait behind it is not known here
+                shared.changed.wait_for(ready)
+                shared.stalled((ports.now_s() - began_s) * 1000, 1)  # how many rows wait behind it is not known here
             before = (instance.progress.batch, instance.progress.attempt, instance.fires)
-            work = self._do(seat, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
+            work = self._do(shared, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
             if (instance.progress.batch, instance.progress.attempt, instance.fires) != before:
-                for tell in seat.told:
+                for tell in shared.told:
                     tell(BatchBegan())
         self._log.flush(work.lsn)
         return work
 
-    def _newcomers(self, seat: Seat, note: dict[str, Any]) -> list[str]:
+    def _newcomers(self, shared: SharedInstance, note: dict[str, Any]) -> list[str]:
         """Hosts that this router has not opened: they need to know how far its lane has come, too."""
         known = note.get("hosts")
-        if known is None or seat.instance.spec.ephemeral:
+        if known is None or shared.instance.spec.ephemeral:
             return []
-        routing = read_routing(self._checkpoint, seat.instance.spec.name)
+        routing = read_routing(self._checkpoint, shared.instance.spec.name)
         roster = self.roster if routing is None else tuple(dict.fromkeys((*routing.hosts, *self.roster)))
         return [host for host in roster if host not in known]
 
@@ -131,7 +136,7 @@ class Exchange:
         return admit
 
     def _rows(
-        self, gate: Gate, seat: Seat, request: BatchRef, note: dict[str, Any], data: pa.RecordBatch
+        self, gate: Gate, shared: SharedInstance, request: BatchRef, note: dict[str, Any], data: pa.RecordBatch
     ) -> tuple[Work, dict[str, Any] | None]:
         """Apply what is this instance's; the rest waits, or is told to go elsewhere."""
         if data.schema.names[-2:] != [ROW, wire.HASH]:
@@ -140,38 +145,38 @@ class Exchange:
 
         def apply(chunk: Chunk) -> Work:
             if request.batch < 0:
-                seat.instance.begin_initial(request.run)
+                shared.instance.begin_initial(request.run)
                 return self._do(
-                    seat, lambda i: i.initialise(lane, chunk.batch, chunk.rows, chunk.hashes, self._clock_ms())
+                    shared, lambda i: i.initialise(lane, chunk.batch, chunk.rows, chunk.hashes, self._clock_ms())
                 )
-            return self._do(seat, lambda i: i.apply(request, lane, chunk))
+            return self._do(shared, lambda i: i.apply(request, lane, chunk))
 
         came_s = time.perf_counter()
-        with seat.lock:
+        with shared.lock:
             let_in_s = time.perf_counter()
-            seat.gauges.waited(let_in_s, let_in_s - came_s)
+            shared.gauges.waited(let_in_s, let_in_s - came_s)
             passed = gate.let_in(chunk_from(data), note.get("seen", 0), note.get("again", False), apply)
-            work = Work([batch for done in passed.works for batch in done.outputs], lsn=seat.lsn)
+            work = Work([batch for done in passed.works for batch in done.outputs], lsn=shared.lsn)
         self._log.flush(work.lsn)
         return work, passed.refused
 
-    def worked(self, seat: Seat, job: Callable[[Instance], Work]) -> Work:
+    def worked(self, shared: SharedInstance, job: Callable[[Instance], Work]) -> Work:
         """Do it alone on the instance, then wait until all it rests on is in the changelog."""
-        with seat.lock:
-            work = self._do(seat, job)
+        with shared.lock:
+            work = self._do(shared, job)
         self._log.flush(work.lsn)
         return work
 
-    def _do(self, seat: Seat, job: Callable[[Instance], Work]) -> Work:
+    def _do(self, shared: SharedInstance, job: Callable[[Instance], Work]) -> Work:
         """With the lock held: do it; what it must leave in the changelog is in line when this returns."""
-        counters, rows_before = seat.instance.counters, seat.instance.counters.rows
+        counters, rows_before = shared.instance.counters, shared.instance.counters.rows
         began = time.perf_counter()
-        seat.gauges.begins(began)
+        shared.gauges.begins(began)
         try:
-            work = job(seat.instance)
+            work = job(shared.instance)
         finally:
             ended = time.perf_counter()
-            seat.gauges.ends(ended, counters.rows - rows_before)
+            shared.gauges.ends(ended, counters.rows - rows_before)
         counters.busy_s += ended - began
         return work
 
@@ -186,17 +191,17 @@ class Exchange:
             return
         writer.write_with_metadata(together(work.outputs), note)
 
-    def _finish(self, seat: Seat, request: BatchRef, lane: str, note: dict[str, Any]) -> None:
+    def _finish(self, shared: SharedInstance, request: BatchRef, lane: str, note: dict[str, Any]) -> None:
         """All of the lane's work here becomes durable, and the task may end."""
         rows = wire.field(note, "rows", (int, type(None)))
         if request.batch >= 0:
-            self.worked(seat, lambda i: i.finish(request, lane, rows, note.get("event_max_ms"), note.get("sent")))
-        self._log.sync(seat.lsn)
+            self.worked(shared, lambda i: i.finish(request, lane, rows, note.get("event_max_ms"), note.get("sent")))
+        self._log.sync(shared.lsn)
         for generation, lsn in wire.field(note, "answered", list):
             if not self._log.survived(generation, lsn):
                 raise WorkLost(
                     "the host restarted from before work it had answered, so this attempt must be repeated",
-                    operator=seat.instance.spec.name,
+                    operator=shared.instance.spec.name,
                     batch=request.batch,
                     lane=lane,
                 )

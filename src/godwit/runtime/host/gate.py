@@ -22,7 +22,7 @@ from godwit.model.ownership import Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Unit
 from godwit.runtime.instance.ownership_columns import MINE, SENT_ON, Mask, units_of
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.processor.rows import Index
 
@@ -42,18 +42,18 @@ class Passed:
 class Gate:
     """One stream's way into an instance."""
 
-    def __init__(self, seat: Seat, stopping: Callable[[], bool]) -> None:
-        self._seat = seat
+    def __init__(self, shared: SharedInstance, stopping: Callable[[], bool]) -> None:
+        self._shared = shared
         self._stopping = stopping
         self._refusals = Refusals()
         self._answers = 0
 
     def let_in(self, chunk: Chunk, seen: int, again: bool, apply: Apply) -> Passed:
-        """To be called with the seat's lock held; lets go of it while rows wait."""
+        """To be called with the instance's lock held; lets go of it while rows wait."""
         self._answers += 1
         self._refusals.dealt_with(seen)
         passed = Passed()
-        instance = self._seat.instance
+        instance = self._shared.instance
         shares = instance.shares
         if instance.ownership is None or shares is None or (shares.whole and not self._refusals):
             passed.works.append(apply(chunk))
@@ -79,7 +79,7 @@ class Gate:
             self._want(chunk.hashes[stands == EXPECTED], instance.ownership)
             self._wait(chunk)
         if began_s is not None:
-            self._seat.stalled((ports.now_s() - began_s) * 1000, waiting)
+            self._shared.stalled((ports.now_s() - began_s) * 1000, waiting)
         if refused:
             passed.refused = self._refuse(refused, instance.ownership)
         return passed
@@ -90,13 +90,15 @@ class Gate:
     def _want(self, hashes: Index, ownership: Ownership) -> None:
         if len(hashes):
             units = units_of(np.unique(hashes).tolist(), ownership)
-            for want in self._seat.wanted:
+            for want in self._shared.wanted:
                 want(units)
 
     def _wait(self, chunk: Chunk) -> None:
         """Until all of it is decided: it is answered as a whole, so there is nothing to gain by looking at it earlier."""
-        instance = self._seat.instance
-        self._seat.changed.wait_for(lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), HELD).any())
+        instance = self._shared.instance
+        self._shared.changed.wait_for(
+            lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), HELD).any()
+        )
         if self._stopping():
             raise StaleGeneration("the host is stopping while rows wait for a hand-over")
 
@@ -118,9 +120,9 @@ class Gate:
 
     def _tell_waiting(self, hashes: Any, ownership: Ownership) -> None:
         """Rows of lent units wait at the target from now on: that is the backlog by which a push is ordered."""
-        if not self._seat.told:
+        if not self._shared.told:
             return
-        lent = hashes[self._seat.instance.stands(hashes) == int(Stand.LENT)]
+        lent = hashes[self._shared.instance.stands(hashes) == int(Stand.LENT)]
         if not len(lent):
             return
         count, now_s = len(ownership.groups), ports.now_s()
@@ -128,6 +130,6 @@ class Gate:
         for route_hash, n in zip(*(column.tolist() for column in np.unique(lent, return_counts=True)), strict=True):
             unit = Unit("key", route_hash) if route_hash in ownership.keys else Unit("group", route_hash % count)
             rows[unit] += n
-        for tell in self._seat.told:
+        for tell in self._shared.told:
             for unit, n in rows.items():
                 tell(Waiting(unit, n, now_s))

@@ -33,7 +33,7 @@ from godwit.runtime.handover.order import Port
 from godwit.runtime.host.compaction import Upkeep
 from godwit.runtime.host.exchange import Exchange, replaced
 from godwit.runtime.host.migration_service import Moves
-from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.instances import Instances
 from godwit.runtime.liveness.beats import Heart
 from godwit.runtime.liveness.leases import (
     Lease,
@@ -100,22 +100,22 @@ class Host:
         check_owner(self.config.checkpoint, self.config.incarnation)
         check_alive(self.directory)
         recovered = self._opened()
-        self._seats, self._lanes = self._made()
+        self._instances, self._lanes = self._made()
         for part in recovered.parts():
-            self._seats.recover(part.info, memoryview(part.body))
-        for seat in self._seats:
-            self._seats.own(seat)
+            self._instances.recover(part.info, memoryview(part.body))
+        for shared in self._instances:
+            self._instances.own(shared)
         self.load_s = ports.now_s() - began
-        self._moves = Moves(self._port(), self._seats.named)
-        self._seats.define_all(self._controller.call("definitions"))
+        self._moves = Moves(self._port(), self._instances.named)
+        self._instances.define_all(self._controller.call("definitions"))
         service = self._service()
-        self._upkeep = Upkeep(self.log, self._seats.settled)
+        self._upkeep = Upkeep(self.log, self._instances.settled)
         heart = Heart(self.config.beats, self.config.token, self.config.incarnation, self.config.host, self.generation)
         self._watch.start()
         self._upkeep.start()
         try:
-            for seat in self._seats:
-                self._moves.recover(seat)  # before anybody can bring new copies, which it would take for old ones
+            for shared in self._instances:
+                self._moves.recover(shared)  # before anybody can bring new copies, which it would take for old ones
             self._announce(f"{reachable(self.config.bind, self.config.controller)}:{service.port}")
             if self._backup is not None:
                 self._backup.start()
@@ -123,7 +123,7 @@ class Host:
             self._serve()
         finally:
             self._stop.set()
-            self._seats.wake()
+            self._instances.wake()
             self._moves.stop()
             clean = service.stop(STOP_GRACE_S)
             if self._backup is not None:
@@ -173,9 +173,9 @@ class Host:
         }
         return line.listen(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
 
-    def _made(self) -> tuple[Seats, Exchange]:
+    def _made(self) -> tuple[Instances, Exchange]:
         config, ask = self.config, self._controller.call
-        seats = Seats(
+        instances = Instances(
             config.host,
             self.log,
             self._watch,
@@ -185,7 +185,7 @@ class Host:
             config.memory_max_bytes,
             self._crumbs,
         )
-        return seats, Exchange(config.host, config.checkpoint, self.log, self._clock_ms, self._stop.is_set, ask)
+        return instances, Exchange(config.host, config.checkpoint, self.log, self._clock_ms, self._stop.is_set, ask)
 
     def _port(self) -> Port:
         config = self.config
@@ -234,7 +234,7 @@ class Host:
             raise self._fatal
 
     def _release(self) -> None:
-        self._seats.close()
+        self._instances.close()
         drop_lease(self.directory, self.generation)
         self.log.close()
         self._controller.close()
@@ -243,7 +243,7 @@ class Host:
         """The obituary fails the batch. Where rows are set aside, the next generation finds the row by its crumbs instead."""
         try:
             initial = error.fields["batch"] < 0  # its rows leave no crumbs
-            if initial or not self._seats.sets_aside(error.fields["operator"]):
+            if initial or not self._instances.sets_aside(error.fields["operator"]):
                 write_obituary(self.directory, self.generation, error)
         finally:
             ports.exit_process(13)
@@ -260,10 +260,10 @@ class Host:
             if "backup" in header:
                 self._keeping.receive(header, reader, writer)
                 return
-            seat = self._seats.of(header)
-            writer.begin(with_rows(seat.instance.spec.output_schema))
+            shared = self._instances.of(header)
+            writer.begin(with_rows(shared.instance.spec.output_schema))
             began = True
-            self._lanes.converse(seat, header, reader, writer)
+            self._lanes.converse(shared, header, reader, writer)
         except GodwitError as error:
             self._send_error(writer, began, error.at(host=self.config.host))
             if isinstance(error, (CheckpointUnusable, StaleGeneration, StateUncertain)):
@@ -290,39 +290,39 @@ class Host:
 
     def _fetch(self, header: dict[str, Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """All committed state of an operator, as changes; `committed_batch` is the newest batch that Spark has committed."""
-        seat = self._seats.newest(wire.field(header, "operator", str))
+        shared = self._instances.newest(wire.field(header, "operator", str))
         committed_batch = wire.field(header, "committed_batch", int)
-        with seat.lock:
+        with shared.lock:
             if self.log.failure is not None:  # memory may not be what has been written
                 raise self.log.failure.with_traceback(None)
             # Every batch before the one in progress is committed; of that one, only Spark knows.
-            settled = seat.instance.spec.ephemeral or seat.instance.progress.batch <= committed_batch
-            batches = list(seat.instance.state.export(committed=not settled))
-            ownership = seat.instance.ownership
+            settled = shared.instance.spec.ephemeral or shared.instance.progress.batch <= committed_batch
+            batches = list(shared.instance.state.export(committed=not settled))
+            ownership = shared.instance.ownership
             told = {} if ownership is None else {"ownership": json.dumps(ownership.to_dict())}
-        return changes_schema(seat.instance.key_codec).with_metadata(told), iter(batches)
+        return changes_schema(shared.instance.key_codec).with_metadata(told), iter(batches)
 
     def _action_marks(self, request: dict[str, Any]) -> dict[str, Any]:
         """How far each operator has come here, for a host that joins."""
         marks = {}
-        for seat in self._seats:
-            if not seat.instance.spec.ephemeral:
-                with seat.lock:
-                    marks[seat.instance.name], _ = seat.instance.mark_part()
+        for shared in self._instances:
+            if not shared.instance.spec.ephemeral:
+                with shared.lock:
+                    marks[shared.instance.name], _ = shared.instance.mark_part()
         return {"marks": marks}
 
     def _action_adopt(self, request: dict[str, Any]) -> dict[str, Any]:
         """Be as far as the others are, before the first router comes."""
         for name, mark in wire.field(request, "marks", dict).items():
-            seat = self._seats.get(name)
-            if seat is None:
+            shared = self._instances.get(name)
+            if shared is None:
                 continue
-            with seat.lock:
-                if seat.instance.progress.query is None:
+            with shared.lock:
+                if shared.instance.progress.query is None:
                     joins = {"fired": True, "unfired": Units().to_dict(), "joined": True, "spoiled": ""}
-                    seat.instance.recover_mark(mark | joins)
-                    seat.instance.write([seat.instance.mark_part()])
-            self.log.flush(seat.lsn)
+                    shared.instance.recover_mark(mark | joins)
+                    shared.instance.write([shared.instance.mark_part()])
+            self.log.flush(shared.lsn)
         return {}
 
     def _action_roster(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -331,15 +331,15 @@ class Host:
 
     def _action_hold(self, request: dict[str, Any]) -> dict[str, Any]:
         """Begin no other batch, or go on."""
-        for seat in self._seats:
-            with seat.changed:
-                seat.held = wire.field(request, "held", bool)
-                seat.changed.notify_all()
+        for shared in self._instances:
+            with shared.changed:
+                shared.held = wire.field(request, "held", bool)
+                shared.changed.notify_all()
         return {}
 
     def _action_copy(self, request: dict[str, Any]) -> dict[str, Any]:
-        for seat in self._seats:
-            self.log.sync(seat.lsn)
+        for shared in self._instances:
+            self.log.sync(shared.lsn)
         with self._upkeep.nothing_merged():
             return {"bytes": copy_log(self.log, Path(wire.field(request, "to", str)))}
 
@@ -348,11 +348,11 @@ class Host:
         return {}
 
     def _action_define(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._seats.define(wire.field(request, "operator", dict))
+        self._instances.define(wire.field(request, "operator", dict))
         return {}
 
     def _action_status(self, request: dict[str, Any]) -> dict[str, Any]:
-        instances = [seat.status() for seat in self._seats]
+        instances = [shared.status() for shared in self._instances]
         backup = no_backup(self.log.bytes_written) if self._backup is None else self._backup.status()
         return {
             "host": self.config.host,
@@ -371,32 +371,32 @@ class Host:
         }
 
     def _action_timers_due(self, request: dict[str, Any]) -> dict[str, Any]:
-        seat = self._seats.get(wire.field(request, "operator", str))
-        if seat is None:
+        shared = self._instances.get(wire.field(request, "operator", str))
+        if shared is None:
             return {"due": False}
-        with seat.lock:
+        with shared.lock:
             now_ms = self._clock_ms()
-            return {"due": seat.instance.timers_due(min(now_ms, request.get("until_ms") or now_ms))}
+            return {"due": shared.instance.timers_due(min(now_ms, request.get("until_ms") or now_ms))}
 
     def _action_drop(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._seats.drop(wire.field(request, "operator", str))
+        self._instances.drop(wire.field(request, "operator", str))
         return {}
 
     def _action_clear_letters(self, request: dict[str, Any]) -> dict[str, Any]:
-        seat = self._seats.get(wire.field(request, "operator", str))
-        if seat is None:
+        shared = self._instances.get(wire.field(request, "operator", str))
+        if shared is None:
             return {"cleared": 0}
-        with seat.lock:
-            cleared = seat.instance.clear_letters()
-        self.log.sync(seat.lsn)
+        with shared.lock:
+            cleared = shared.instance.clear_letters()
+        self.log.sync(shared.lsn)
         return {"cleared": cleared}
 
     def _action_sync(self, request: dict[str, Any]) -> dict[str, Any]:
-        for seat in self._seats:
-            self.log.sync(seat.lsn)
+        for shared in self._instances:
+            self.log.sync(shared.lsn)
         return {}
 
     def _action_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._stop.set()
-        self._seats.wake()
+        self._instances.wake()
         return {}

@@ -21,7 +21,7 @@ from godwit.runtime.handover.mover import Mover, union
 from godwit.runtime.handover.order import Order, Port
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.ownership_columns import AWAY, selects
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.takeover.heir import Heir
 from godwit.state.keys import Key
@@ -32,9 +32,9 @@ HOT_MAX = 50
 
 
 class Moves:
-    def __init__(self, port: Port, seat_of: Callable[[str], Seat]) -> None:
+    def __init__(self, port: Port, instance_of: Callable[[str], SharedInstance]) -> None:
         self._port = port
-        self._seat_of = seat_of
+        self._instance_of = instance_of
         self._movers: dict[str, Mover] = {}
         self._receivers: dict[str, Receiver] = {}
         self._heirs: dict[str, Heir] = {}
@@ -58,41 +58,41 @@ class Moves:
 
     # -- after a restart ---------------------------------------------------------------------------------------------
 
-    def recover(self, seat: Seat) -> None:
+    def recover(self, shared: SharedInstance) -> None:
         """Take up what the log left open: tell targets what was released, ask origins what they decided, drop old copies."""
-        instance = seat.instance
+        instance = shared.instance
         ownership = instance.ownership
         if ownership is None:
             return
         waiting = Units()
         for incoming in ownership.incoming.values():
             waiting |= incoming.units
-        with seat.lock:
+        with shared.lock:
             leftover = instance.staged - waiting
             if leftover:
-                self._drop_copies(seat, leftover)
+                self._drop_copies(shared, leftover)
             mine = selects(ownership.mine() | waiting, ownership)
-            gone = selects(_released(seat), ownership)
+            gone = selects(_released(shared), ownership)
             told = not ownership.mine() and not ownership.outgoing  # what timers put out: by whoever got the last keys
             instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=told)
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
             order = Order(migration, instance.name, target, "pause", tuple(steps.values()))
-            mover = Mover(self._port, seat, order, released=steps)
+            mover = Mover(self._port, shared, order, released=steps)
             self._keep(mover)
             mover.start()
         for migration, steps in _by_migration(ownership.incoming).items():
             origin = ownership.incoming[f"{migration}/{next(iter(steps))}"].origin
-            receiver = Receiver(self._port, seat, migration, origin, steps)
+            receiver = Receiver(self._port, shared, migration, origin, steps)
             self._receivers[migration] = receiver
             for step in steps:
                 receiver.ask(step)
 
-    def _drop_copies(self, seat: Seat, units: Units) -> None:
-        instance = seat.instance
+    def _drop_copies(self, shared: SharedInstance, units: Units) -> None:
+        instance = shared.instance
         assert instance.ownership is not None
         select = selects(units, instance.ownership)
-        keys = scan(seat, lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY))
+        keys = scan(shared, lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY))
         instance.staged -= units
         instance.drop_keys(keys, True, instance.own_part())
 
@@ -104,8 +104,8 @@ class Moves:
 
     def _migrate(self, request: dict[str, Any]) -> dict[str, Any]:
         order = _order(request)
-        seat = self._seat_of(order.operator)
-        instance = seat.instance
+        shared = self._instance_of(order.operator)
+        instance = shared.instance
         if instance.ownership is None:
             raise DefinitionError("this operator's keys are not moved", operator=order.operator)
         if PROTOCOLS[order.protocol].deterministic and instance.adapter is None:
@@ -116,15 +116,15 @@ class Moves:
                 host=self._port.host,
             )
         with self._lock:
-            self._check_free(order, seat)
-            mover = Mover(self._port, seat, order)
+            self._check_free(order, shared)
+            mover = Mover(self._port, shared, order)
             self._keep(mover)
         mover.start()
         return {}
 
-    def _check_free(self, order: Order, seat: Seat) -> None:
+    def _check_free(self, order: Order, shared: SharedInstance) -> None:
         """All of it must be this host's, and no other migration may be at it."""
-        ownership = seat.instance.ownership
+        ownership = shared.instance.ownership
         assert ownership is not None
         asked = union(order.steps)
         for other in self._movers.values():
@@ -136,7 +136,7 @@ class Moves:
                     operator=order.operator,
                     host=self._port.host,
                 )
-        with seat.lock:
+        with shared.lock:
             for unit in asked:
                 share = ownership.share(unit)
                 if share.stand is not Stand.MINE:
@@ -182,12 +182,12 @@ class Moves:
     def _outcome(self, request: dict[str, Any]) -> dict[str, Any]:
         """What became of a step, for a target that has lost the connection."""
         name = wire.field(request, "step", str)
-        seat = self._seat_of(wire.field(request, "operator", str))
+        shared = self._instance_of(wire.field(request, "operator", str))
         migration, _, number = name.rpartition("/")
-        with seat.lock:
-            released = seat.instance.ownership is not None and name in seat.instance.ownership.outgoing
+        with shared.lock:
+            released = shared.instance.ownership is not None and name in shared.instance.ownership.outgoing
         if released:
-            self._port.log.sync(seat.lsn)  # in memory it is released a moment before it is durable
+            self._port.log.sync(shared.lsn)  # in memory it is released a moment before it is durable
             return {"outcome": "released"}
         mover = self._movers.get(migration)
         return {"outcome": "kept" if mover is None else mover.outcome(int(number))}
@@ -196,14 +196,14 @@ class Moves:
 
     def receive(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
         """A stream from an origin."""
-        seat = self._seat_of(wire.field(header, "operator", str))
+        shared = self._instance_of(wire.field(header, "operator", str))
         migration = wire.field(header, "migration", str)
         writer.begin(pa.schema([]))
         with self._lock:
             receiver = self._receivers.get(migration)
             if receiver is None:
                 origin = wire.field(header, "origin", str)
-                receiver = Receiver(self._port, seat, migration, origin, kept=bool(header.get("kept")))
+                receiver = Receiver(self._port, shared, migration, origin, kept=bool(header.get("kept")))
                 self._receivers[migration] = receiver
             receiver.callers += 1
         try:
@@ -222,13 +222,13 @@ class Moves:
         name = wire.field(request, "name", str)
         with self._lock:
             if name not in self._heirs:
-                self._heirs[name] = Heir(self._port, request, self._seat_of, self._receiver)
+                self._heirs[name] = Heir(self._port, request, self._instance_of, self._receiver)
         return {}
 
-    def _receiver(self, migration: str, origin: str, seat: Seat, units: Units) -> Receiver:
+    def _receiver(self, migration: str, origin: str, shared: SharedInstance, units: Units) -> Receiver:
         """For keys of a lost host; with the copies of them that stand here."""
-        receiver = Receiver(self._port, seat, migration, origin)
-        instance = seat.instance.name
+        receiver = Receiver(self._port, shared, migration, origin)
+        instance = shared.instance.name
         adopted = False
         for other in [r for r in self._receivers.values() if r.origin == origin and r.operator == instance]:
             adopted = (not adopted and receiver.adopt(other, units)) or adopted
@@ -272,20 +272,20 @@ class Moves:
     # -- looking in --------------------------------------------------------------------------------------------------
 
     def _ownership(self, request: dict[str, Any]) -> dict[str, Any]:
-        seat = self._seat_of(wire.field(request, "operator", str))
-        with seat.lock:
-            ownership = seat.instance.ownership
+        shared = self._instance_of(wire.field(request, "operator", str))
+        with shared.lock:
+            ownership = shared.instance.ownership
             return {"ownership": None if ownership is None else ownership.to_dict()}
 
     def _waits(self, request: dict[str, Any]) -> dict[str, Any]:
-        seat = self._seat_of(wire.field(request, "operator", str))
-        return {"waits": seat.waits(float(request["since_ms"]))}
+        shared = self._instance_of(wire.field(request, "operator", str))
+        return {"waits": shared.waits(float(request["since_ms"]))}
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Rows of late, keys and bytes by group, and the keys that had most rows."""
-        seat = self._seat_of(wire.field(request, "operator", str))
-        instance = seat.instance
-        with seat.lock:
+        shared = self._instance_of(wire.field(request, "operator", str))
+        instance = shared.instance
+        with shared.lock:
             samples = list(instance.counters.hashes)
             lists = instance.state.key_lists()
             share = instance.state.bytes_estimate / max(instance.state.key_count, 1)
@@ -349,9 +349,9 @@ def _by_migration(open_steps: dict[str, Any]) -> dict[str, dict[int, Units]]:
     return found
 
 
-def _released(seat: Seat) -> Units:
-    assert seat.instance.ownership is not None
+def _released(shared: SharedInstance) -> Units:
+    assert shared.instance.ownership is not None
     units = Units()
-    for outgoing in seat.instance.ownership.outgoing.values():
+    for outgoing in shared.instance.ownership.outgoing.values():
         units |= outgoing.units
     return units

@@ -15,7 +15,7 @@ from godwit import ports
 from godwit.errors import CheckpointCorrupt, StaleGeneration
 from godwit.model.ownership import Ownership
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.seats import Seats
+from godwit.runtime.instance.instances import Instances
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.processor.watchdog import Watch
 from godwit.runtime.reading.state_reader import StateReader
@@ -47,17 +47,17 @@ class LogReader(StateReader):
         log = looked_into(host_directory(self.checkpoint, host))
         if log is None:
             return None
-        seats = Seats(
+        instances = Instances(
             host, cast(Any, None), Watch(lambda _: None), lambda: 0, set, None, MEMORY_MAX_BYTES
         )  # no log to write
         try:
             for part in log.parts():
                 if part.info.get("op") == self.spec.name:
-                    seats.recover(dict(part.info), memoryview(part.body))
-            seat = seats.get(self.spec.name)
-            return None if seat is None else self._committed(seat.instance)
+                    instances.recover(dict(part.info), memoryview(part.body))
+            shared = instances.get(self.spec.name)
+            return None if shared is None else self._committed(shared.instance)
         finally:
-            seats.close()
+            instances.close()
 
     def _committed(self, instance: Instance) -> tuple[Ownership | None, list[pa.RecordBatch]]:
         """Every batch before the one in progress is committed; of that one, only Spark knows."""

@@ -25,7 +25,7 @@ from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.ownership_columns import selects
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import batch_lost, migration_name
 from godwit.runtime.processor.spec import OperatorSpec
@@ -128,8 +128,8 @@ class Heir:
         self,
         port: Port,
         request: Mapping[str, Any],
-        seat_of: Callable[[str], Seat],
-        receiver_of: Callable[[str, str, Seat, Units], Receiver],
+        instance_of: Callable[[str], SharedInstance],
+        receiver_of: Callable[[str, str, SharedInstance, Units], Receiver],
     ) -> None:
         self.name: str = request["name"]
         self.lost: str = request["lost"]
@@ -140,14 +140,14 @@ class Heir:
         self._port = port
         self._request = request
         self._shares = {operator: Units.from_dict(units) for operator, units in request["shares"].items()}
-        self._seats = {operator: seat_of(operator) for operator in self._shares}
+        self._instances = {operator: instance_of(operator) for operator in self._shares}
         self._receivers = {
-            operator: receiver_of(migration_name(self.name, operator), self.lost, self._seats[operator], units)
+            operator: receiver_of(migration_name(self.name, operator), self.lost, self._instances[operator], units)
             for operator, units in self._shares.items()
         }
         self._bytes = 0
         self._by_copies = False
-        self._answers = {operator: Answers() for operator in self._seats}
+        self._answers = {operator: Answers() for operator in self._instances}
         self._legacies: dict[str, Legacy] = {}
         self._hold_batches(True)
         self._ending = False
@@ -195,7 +195,7 @@ class Heir:
 
     def _check_committed(self, operator: str, legacy: Legacy) -> None:
         """A batch that has come and gone here has done so there, too, unless the end of the log is lost."""
-        before = self._seats[operator].instance.before
+        before = self._instances[operator].instance.before
         if before is not None and not legacy.joined and legacy.progress.batch < before:
             raise batch_lost(self.lost, operator, legacy.progress.batch, before)
 
@@ -239,10 +239,10 @@ class Heir:
 
     def _hold_batches(self, held: bool) -> None:
         """Where there are timers a new batch waits: they fire at its beginning, and some that are due are not here yet."""
-        for seat in self._seats.values():
-            with seat.changed:
-                seat.inheriting = held
-                seat.changed.notify_all()
+        for shared in self._instances.values():
+            with shared.changed:
+                shared.inheriting = held
+                shared.changed.notify_all()
 
     # -- the driver's word -------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from godwit.errors import DefinitionError, InvariantBroken, UnsupportedQuery
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.seat import Seat
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Part, Unwritten
 from godwit.runtime.processor.black_box import Crumbs
 from godwit.runtime.processor.spec import Operator, OperatorSpec
@@ -32,7 +32,7 @@ from godwit.state.tables import KeyedState
 from godwit.transport import wire
 
 
-class Seats:
+class Instances:
     """`routing`: who owned what at first; None takes ownership, and with it migration, out of the path."""
 
     def __init__(
@@ -54,11 +54,11 @@ class Seats:
         self._active_scopes = active_scopes
         self._routing = routing
         self._memory_max_bytes = memory_max_bytes
-        self._named: dict[str, Seat] = {}
+        self._named: dict[str, SharedInstance] = {}
         self._operators: dict[str, Operator] = {}
         self._admin = ports.lock()
 
-    def __iter__(self) -> Iterator[Seat]:
+    def __iter__(self) -> Iterator[SharedInstance]:
         return iter(list(self._named.values()))
 
     # -- recovery and definitions ------------------------------------------------------------------------------------
@@ -68,11 +68,11 @@ class Seats:
         match info["kind"]:
             case "define":
                 spec = OperatorSpec.from_dict(info["spec"])
-                seat = self._named.get(name)
-                if seat is None:
-                    self._named[name] = Seat(self._fresh(name, spec))
+                shared = self._named.get(name)
+                if shared is None:
+                    self._named[name] = SharedInstance(self._fresh(name, spec))
                 else:
-                    seat.instance.redefine(spec)
+                    shared.instance.redefine(spec)
             case "mark":
                 self._named[name].instance.recover_mark(info)
             case "state":
@@ -92,9 +92,9 @@ class Seats:
             case other:
                 raise InvariantBroken(f"the changelog holds a part of unknown kind {other!r}", operator=name)
 
-    def own(self, seat: Seat, first: Routing | None = None) -> None:
+    def own(self, shared: SharedInstance, first: Routing | None = None) -> None:
         """An instance that has never written down what it owns owns what the operator's first table says."""
-        instance = seat.instance
+        instance = shared.instance
         if self._routing is not None and not instance.spec.ephemeral and instance.ownership is None:
             instance.own(Ownership.initial(self._host, first or self._routing))
 
@@ -122,15 +122,15 @@ class Seats:
             self._operators[name] = operator
             if operator.spec.ephemeral:
                 return
-            seat = self._named.get(name) or Seat(self._fresh(name, operator.spec))
+            shared = self._named.get(name) or SharedInstance(self._fresh(name, operator.spec))
             first = item.get("routing")
-            self.own(seat, None if first is None else Routing.from_dict(first))
-            with seat.lock:
-                seat.instance.attach(operator.spec, self._adapter(operator))
-                owned = [seat.instance.own_part()] if seat.instance.ownership is not None else []
-                seat.instance.write([seat.instance.define_part(), *owned])
-            self._log.flush(seat.lsn)
-            self._named[name] = seat
+            self.own(shared, None if first is None else Routing.from_dict(first))
+            with shared.lock:
+                shared.instance.attach(operator.spec, self._adapter(operator))
+                owned = [shared.instance.own_part()] if shared.instance.ownership is not None else []
+                shared.instance.write([shared.instance.define_part(), *owned])
+            self._log.flush(shared.lsn)
+            self._named[name] = shared
 
     def _adapter(self, operator: Operator) -> Any:
         try:
@@ -144,23 +144,23 @@ class Seats:
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def of(self, header: dict[str, Any]) -> Seat:
+    def of(self, header: dict[str, Any]) -> SharedInstance:
         name = wire.field(header, "operator", str)
         scope = header.get("scope")
-        seat = self._named.get(name if scope is None else f"{name}@{scope}")
-        codeless = seat is None or seat.instance.adapter is None  # a host that was started again has the state only
+        shared = self._named.get(name if scope is None else f"{name}@{scope}")
+        codeless = shared is None or shared.instance.adapter is None  # a host that was started again has the state only
         if codeless and scope is not None and name in self._operators:
-            seat = self._scoped(self._operators[name], scope)
-        if seat is None:
+            shared = self._scoped(self._operators[name], scope)
+        if shared is None:
             raise DefinitionError(
                 "no operator of this name is defined on this flock",
                 todo="Define it with flock.transformWithState before the query starts",
                 operator=name,
                 host=self._host,
             )
-        return seat
+        return shared
 
-    def _scoped(self, operator: Operator, scope: str) -> Seat:
+    def _scoped(self, operator: Operator, scope: str) -> SharedInstance:
         """State for one evaluation of a batch DataFrame. Evaluations that have ended are dropped now."""
         name = f"{operator.spec.name}@{scope}"
         if not operator.spec.ephemeral:
@@ -182,14 +182,14 @@ class Seats:
             parts = [instance.define_part(), *self._initial_parts(operator, instance)]
             instance.journal = self._log
             instance.write(parts)
-            self._named[name] = seat = Seat(instance)
-            return seat
+            self._named[name] = shared = SharedInstance(instance)
+            return shared
 
-    def _with_code(self, seat: Seat, operator: Operator) -> Seat:
-        with seat.lock:
-            if seat.instance.adapter is None:
-                seat.instance.attach(operator.spec, self._adapter(operator))
-        return seat
+    def _with_code(self, shared: SharedInstance, operator: Operator) -> SharedInstance:
+        with shared.lock:
+            if shared.instance.adapter is None:
+                shared.instance.attach(operator.spec, self._adapter(operator))
+        return shared
 
     def _initial_parts(self, operator: Operator, instance: Instance) -> list[Part]:
         if self._host not in operator.initial:
@@ -200,11 +200,11 @@ class Seats:
         return instance.initialise("initial", batch, np.arange(len(batch)), hashes, self._clock_ms()).parts
 
     def _drop(self, name: str) -> None:
-        seat = self._named.pop(name)
-        with seat.lock:
-            seat.instance.close()
-            seat.instance.state.close()
-            seat.instance.trail.close()
+        shared = self._named.pop(name)
+        with shared.lock:
+            shared.instance.close()
+            shared.instance.state.close()
+            shared.instance.trail.close()
             self._log.append([({"kind": "drop", "op": name}, b"")])
 
     def settled(self) -> dict[str, int]:
@@ -213,30 +213,30 @@ class Seats:
         A snapshot that rested on a mark which a power cut takes would have dropped what belongs to the batch before it.
         """
         found = {}
-        for name, seat in list(self._named.items()):
-            with seat.lock:
-                found[name], lsn = seat.instance.progress.batch - 1, seat.lsn
+        for name, shared in list(self._named.items()):
+            with shared.lock:
+                found[name], lsn = shared.instance.progress.batch - 1, shared.lsn
             self._log.sync(lsn)
         return found
 
-    def newest(self, name: str) -> Seat:
+    def newest(self, name: str) -> SharedInstance:
         scoped = [n for n in self._named if n.startswith(f"{name}@")]
-        seat = self._named.get(max(scoped, key=lambda n: int(n.rpartition("-")[2])) if scoped else name)
-        if seat is None:
+        shared = self._named.get(max(scoped, key=lambda n: int(n.rpartition("-")[2])) if scoped else name)
+        if shared is None:
             raise DefinitionError("no such operator on this host", operator=name, host=self._host)
-        return seat
+        return shared
 
     def sets_aside(self, name: str) -> bool:
         """Whether rows that this operator fails on become dead letters."""
-        return any(seat.instance.spec.dead_letters for seat in self if seat.instance.spec.name == name)
+        return any(shared.instance.spec.dead_letters for shared in self if shared.instance.spec.name == name)
 
-    def named(self, name: str) -> Seat:
-        seat = self._named.get(name)
-        if seat is None:
+    def named(self, name: str) -> SharedInstance:
+        shared = self._named.get(name)
+        if shared is None:
             raise DefinitionError("no such operator on this host", operator=name, host=self._host)
-        return seat
+        return shared
 
-    def get(self, name: str) -> Seat | None:
+    def get(self, name: str) -> SharedInstance | None:
         return self._named.get(name)
 
     def drop(self, operator: str) -> None:
@@ -247,12 +247,12 @@ class Seats:
                 self._drop(held)
 
     def close(self) -> None:
-        for seat in self:
-            with seat.lock:
-                seat.instance.close()
-                seat.instance.state.close()
+        for shared in self:
+            with shared.lock:
+                shared.instance.close()
+                shared.instance.state.close()
 
     def wake(self) -> None:
-        for seat in self:
-            with seat.changed:
-                seat.changed.notify_all()
+        for shared in self:
+            with shared.changed:
+                shared.changed.notify_all()

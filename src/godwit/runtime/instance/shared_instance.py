@@ -28,8 +28,8 @@ class Stall:
 
 
 @dataclass(slots=True)
-class Seat:
-    """`changed` is signalled whenever the instance's ownership has changed; it holds the lock of the seat."""
+class SharedInstance:
+    """`changed` is signalled whenever the instance's ownership has changed; it holds the lock of the instance."""
 
     instance: Instance
     lock: ports.Lock = field(default_factory=ports.lock)
