@@ -320,16 +320,16 @@ class SimClient:
             raise HostUnavailable(f"{action!r} at {self.address} failed: no answer")
         return wire.unpack(result)
 
-    def exchange(self, **fields: Any) -> tuple[ClientWriter, ClientReader]:
+    def exchange(self, kind: str = "exchange", /, **fields: Any) -> tuple[ClientWriter, ClientReader]:
         service = self._service(self._connect_s)
-        header = wire.unpack(wire.pack("exchange", **fields))
+        header = wire.unpack(wire.pack(kind, **fields))
         stream = Stream(self._network, self._network.kernel.current().process, service.process, header)
         self._network.streams[stream] = None
         self._network.ever.append(stream)
         service.spawn("exchange", lambda: _served(service, stream))
         return ClientWriter(stream.up), ClientReader(stream.down)
 
-    def fetch(self, **fields: Any) -> tuple[pa.Schema, Any]:
+    def fetch(self, kind: str = "fetch", /, **fields: Any) -> tuple[pa.Schema, Any]:
         raise NotImplementedError("state is looked at in the hosts themselves")
 
     def close(self) -> None:

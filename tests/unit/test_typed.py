@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from godwit.errors import HostUnavailable, MalformedRequest
+from godwit.errors import GodwitError, HostUnavailable, MalformedRequest
 from godwit.model.progress import Progress
 from godwit.model.units import Unit, Units
 from godwit.transport import typed, wire
@@ -24,6 +24,25 @@ class StepOpened(typed.Message):
     share: float = 0.5
     again: bool = False
     anything: dict[str, Any] = field(default_factory=dict)
+
+
+class Place(NamedTuple):
+    group: int
+    host: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inner(typed.Message):
+    rows: list[int]
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outer(typed.Message):
+    inner: Inner | None = None
+    code: bytes = b""
+    codes: dict[str, bytes] = field(default_factory=dict)
+    error: GodwitError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,25 @@ def test_a_field_of_another_type_is_refused_by_name(name: str, value: Any) -> No
     header = wire.pack("step_opened", **(typed.to_fields(FULL) | {name: value}))
     with pytest.raises(MalformedRequest, match=f"'{name}' of a 'step_opened'"):
         typed.unpack(header, StepOpened)
+
+
+def test_messages_named_tuples_and_bytes_travel_within_a_message() -> None:
+    message = Outer(Inner([3, 1], (Place(7, "a"), Place(8, None))), b"\x00\xff", {"a": b"1"})
+    assert typed.unpack(typed.pack(message), Outer) == message
+    assert typed.unpack(typed.pack(Outer()), Outer) == Outer()
+
+
+def test_an_error_travels_within_a_message() -> None:
+    arrived = typed.unpack(typed.pack(Outer(error=HostUnavailable("away", host="a"))), Outer)
+    assert isinstance(arrived, Outer)
+    assert isinstance(arrived.error, HostUnavailable)
+    assert arrived.error.fields["host"] == "a"
+
+
+@pytest.mark.parametrize("inner", [5, {"rows": 1}, {"rows": [], "places": [[1]]}, {}])
+def test_a_message_within_a_message_that_does_not_fit_is_refused(inner: Any) -> None:
+    with pytest.raises(MalformedRequest, match=r"'inner'|'rows'|'places'"):
+        typed.unpack(wire.pack("outer", inner=inner), Outer)
 
 
 def test_a_missing_field_is_refused_by_name() -> None:

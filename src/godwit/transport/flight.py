@@ -137,16 +137,16 @@ class Client:
             raise HostUnavailable(f"{action!r} at {self.address} failed: {_first_line(error)}") from error
         return wire.unpack(results[0].body.to_pybytes())
 
-    def exchange(self, **fields: Any) -> tuple[Any, Any]:
+    def exchange(self, kind: str = "exchange", /, **fields: Any) -> tuple[Any, Any]:
         """A two-way stream: (writer, reader)."""
         options = flight.FlightCallOptions(headers=self._headers)
-        descriptor = flight.FlightDescriptor.for_command(wire.pack("exchange", **fields))
+        descriptor = flight.FlightDescriptor.for_command(wire.pack(kind, **fields))
         writer, reader = self._client.do_exchange(descriptor, options)
         return writer, reader
 
-    def fetch(self, **fields: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def fetch(self, kind: str = "fetch", /, **fields: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         options = flight.FlightCallOptions(headers=self._headers)
-        reader = self._client.do_get(flight.Ticket(wire.pack("fetch", **fields)), options)
+        reader = self._client.do_get(flight.Ticket(wire.pack(kind, **fields)), options)
         return reader.schema, (chunk.data for chunk in reader if chunk.data is not None)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ A message class declares its fields once; the sender constructs it and the recei
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -13,7 +14,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from godwit.errors import MalformedRequest
+from godwit.errors import GodwitError, MalformedRequest, from_json
 from godwit.model.units import Unit
 from godwit.transport import wire
 
@@ -48,6 +49,12 @@ class Caller(Protocol):
     def call(self, action: str, timeout_s: float = ..., **fields: Any) -> dict[str, Any]: ...
 
 
+class Streams(Protocol):
+    def exchange(self, kind: str = ..., /, **fields: Any) -> tuple[Any, Any]: ...
+
+    def fetch(self, kind: str = ..., /, **fields: Any) -> tuple[Any, Any]: ...
+
+
 def ask(client: Caller, request: Request[Reply], timeout_s: float = 30.0) -> Reply:
     """Send the request and wait for its answer."""
     answer = client.call(request.kind, timeout_s, **to_fields(request))
@@ -63,13 +70,27 @@ def actions(handlers: Mapping[type[Request[Any]], Callable[[Any], Message]]) -> 
     return {request.kind: action(request, handle) for request, handle in handlers.items()}
 
 
+def open_stream(client: Streams, first: Message) -> tuple[Any, Any]:
+    """A two-way stream that begins with this message: (writer, reader)."""
+    return client.exchange(first.kind, **to_fields(first))
+
+
+def fetch(client: Streams, request: Message) -> tuple[Any, Any]:
+    """The schema and the batches that the service sends for this request."""
+    return client.fetch(request.kind, **to_fields(request))
+
+
 def pack(message: Message) -> bytes:
     return wire.pack(message.kind, **to_fields(message))
 
 
 def unpack(data: bytes | memoryview | None, *expected: type[Message]) -> Message:
     """One of the expected messages; an error that the other side sent is raised here."""
-    header = wire.unpack(data)
+    return from_header(wire.unpack(data), *expected)
+
+
+def from_header(header: Mapping[str, Any], *expected: type[Message]) -> Message:
+    """The message whose header was unpacked already, such as the first one of a stream."""
     for message in expected:
         if message.kind == header["kind"]:
             return from_fields(message, header)
@@ -79,12 +100,12 @@ def unpack(data: bytes | memoryview | None, *expected: type[Message]) -> Message
 
 def to_fields(message: Message) -> dict[str, Any]:
     """Fields that have their default value do not travel."""
-    found: dict[str, Any] = {}
+    header: dict[str, Any] = {}
     for name, column in _columns(cast(Any, type(message))).items():
         value = getattr(message, name)
         if column.default is MISSING or value != column.default:
-            found[name] = column.encode(value)
-    return found
+            header[name] = column.encode(value)
+    return header
 
 
 def from_fields(message: type[Some], header: Mapping[str, Any]) -> Some:
@@ -129,22 +150,49 @@ def _reply_of(request: Any) -> Any:
     return get_args(base)[0]
 
 
-def _codec(hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # encode, decode
+
+
+def _codec(hint: Any) -> Codec:
     if hint == Epochs:
         return _epochs_to_list, _epochs_from_list
-    if get_origin(hint) in (Union, UnionType):
+    if hint is bytes:
+        return _text_of_bytes, base64.b64decode
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
         return _optional(hint)
+    if isinstance(hint, type) and issubclass(hint, (Message, GodwitError, tuple)) and origin is None:
+        return _class_codec(hint)
     if hasattr(hint, "from_dict"):
         return lambda value: value.to_dict(), hint.from_dict
-    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
-        encode, decode = _codec(get_args(hint)[0])
+    if origin is tuple and arguments[1:] == (...,):
+        encode, decode = _codec(arguments[0])
         return lambda value: [encode(item) for item in value], lambda value: tuple(decode(item) for item in value)
-    if get_origin(hint) is tuple:
+    if origin is tuple:
         return list, tuple
-    return _same, _checked(get_origin(hint) or hint)
+    if origin is dict and arguments[1] is bytes:
+        encode, decode = _codec(bytes)
+        return (
+            lambda value: {name: encode(item) for name, item in value.items()},
+            lambda value: {name: decode(item) for name, item in value.items()},
+        )
+    return _same, _checked(origin or hint)
 
 
-def _optional(hint: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _class_codec(hint: Any) -> Codec:
+    """Of a message within a message, an error, or a named tuple."""
+    if issubclass(hint, Message):
+        return to_fields, lambda header: from_fields(hint, header)
+    if issubclass(hint, GodwitError):
+        return lambda error: error.to_json(), from_json
+    return list, hint._make
+
+
+def _text_of_bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _optional(hint: Any) -> Codec:
     """`X | None`, the only union that a field may have."""
     (inner,) = (part for part in get_args(hint) if part is not NoneType)
     encode, decode = _codec(inner)

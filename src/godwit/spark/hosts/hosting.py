@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, overload
 
 from pyspark import InheritableThread, SparkContext, TaskContext
 
@@ -17,7 +17,8 @@ from godwit.runtime.controller import Controller
 from godwit.runtime.host.host import Host, HostConfig
 from godwit.runtime.liveness.leases import check_owner, drop_lease, host_directory, read_lease, write_failure
 from godwit.spark.hosts.slots import Slots
-from godwit.transport import line
+from godwit.transport import line, typed
+from godwit.transport.typed import Reply
 
 START_TIMEOUT_S = 120.0
 TAKEOVER_S = 600.0  # others may have much to read
@@ -293,25 +294,40 @@ class Hosts:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, host: str, action: str, **fields: Any) -> dict[str, Any]:
+    @overload
+    def ask(self, host: str, request: typed.Request[Reply]) -> Reply: ...
+
+    @overload
+    def ask(self, host: str, request: str, **fields: Any) -> dict[str, Any]: ...
+
+    def ask(self, host: str, request: typed.Request[Any] | str, **fields: Any) -> Any:
         """What the host answers. One that is away is waited for: its job starts it again. Its own errors are raised."""
         while True:
             self._check_open()
             generation = self._generation(host)
             try:
-                return self.ask_now(host, action, **fields)
+                return self._asked(host, request, fields)
             except HostUnavailable:
                 self._check_may_return(host)
             self._controller.wait_newer(host, generation, ASK_AGAIN_S)
 
-    def ask_now(self, host: str, action: str, **fields: Any) -> dict[str, Any]:
+    @overload
+    def ask_now(self, host: str, request: typed.Request[Reply]) -> Reply: ...
+
+    @overload
+    def ask_now(self, host: str, request: str, **fields: Any) -> dict[str, Any]: ...
+
+    def ask_now(self, host: str, request: typed.Request[Any] | str, **fields: Any) -> Any:
         """As `ask`, but a host that is away now is an error."""
+        return self._asked(host, request, fields)
+
+    def _asked(self, host: str, request: typed.Request[Any] | str, fields: dict[str, Any]) -> Any:
         registered = self._controller.hosts().get(host)
         if registered is None:
             raise HostUnavailable(f"{host} is not serving", host=host)
         client = line.connect(registered.address, self._token)
         try:
-            return client.call(action, **fields)
+            return client.call(request, **fields) if isinstance(request, str) else typed.ask(client, request)
         finally:
             client.close()
 
