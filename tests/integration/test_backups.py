@@ -94,7 +94,7 @@ def test_others_take_over_a_host_whose_directory_is_lost(nest: Nest) -> None:
     flow.wait_batches(3)
     check(nest, flow)
     lose_directory(nest, "host-0")
-    with pytest.raises(StaleGeneration, match="others own what it had"):
+    with pytest.raises(StaleGeneration, match="other hosts own its keys"):
         Host(nest.config("host-0"), lambda: 0).run()
 
 

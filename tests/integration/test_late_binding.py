@@ -23,7 +23,7 @@ from godwit.model.progress import BatchRef
 from godwit.model.refusals import Refusals
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
-from godwit.runtime.liveness.leases import Lease, drop_lease, host_directory, write_lease
+from godwit.runtime.liveness.leases import Lease, end_lease, host_directory, write_lease
 from godwit.runtime.router.route import Route, Task
 from godwit.runtime.router.router import WINDOWS_MAX, Router, router
 from godwit.runtime.router.routing_table import write_routing
@@ -124,7 +124,7 @@ class StandIn:
         write_lease(directory, Lease(self.generation, f"127.0.0.1:{service.port}", 1))
 
     def leave(self) -> None:
-        drop_lease(host_directory(str(self.sky.checkpoint), self.name), self.generation)
+        end_lease(host_directory(str(self.sky.checkpoint), self.name), self.generation)
 
     def close(self) -> None:
         for service in self.services:

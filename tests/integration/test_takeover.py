@@ -239,6 +239,6 @@ def test_a_host_that_is_given_up_for_lost_while_it_starts_does_not_serve(
 
     nest.kill("host-2")
     monkeypatch.setattr(Host, "_opened", late)
-    with pytest.raises(StaleGeneration, match="others own what it had"):
+    with pytest.raises(StaleGeneration, match="other hosts own its keys"):
         Host(nest.config("host-2"), lambda: 0).run()
     assert nest.lease("host-2") is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from godwit.errors import CheckpointUnusable, DefinitionError
-from godwit.runtime.liveness.leases import drop_failure, drop_lease, read_failure, read_lease, read_obituary
+from godwit.runtime.liveness.leases import drop_failure, end_lease, read_failure, read_lease, read_obituary
 from godwit.spark.checkpoint.disks import Disks, checked_disks
 
 
@@ -89,5 +89,5 @@ def test_a_lease_on_a_disk_that_is_broken_is_as_if_there_were_none(tmp_path: Pat
     assert read_lease(broken) is None
     assert read_obituary(broken, 1) is None
     assert read_failure(broken) is None
-    drop_lease(broken, 1)
+    end_lease(broken, 1)
     drop_failure(broken)

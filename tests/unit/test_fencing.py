@@ -223,7 +223,7 @@ def test_a_host_with_heirs_is_not_started_though_its_machine_remembers_that_ther
     assert read_will(here) is None
     check_alive(here)
     write_will(there, "will-1", {"host-1": {"op": Units(frozenset({1}))}}, {1: 4})
-    with pytest.raises(StaleGeneration, match="others own what it had"):
+    with pytest.raises(StaleGeneration, match="other hosts own its keys"):
         check_alive(here)
 
 

@@ -14,7 +14,7 @@ from godwit.runtime.liveness.leases import (
     Lease,
     check_owner,
     drop_failure,
-    drop_lease,
+    end_lease,
     read_failure,
     read_lease,
     read_obituary,
@@ -33,7 +33,7 @@ def test_the_newest_flock_owns_the_checkpoint(tmp_path: Path) -> None:
     check_owner(str(tmp_path), "first")
     write_owner(str(tmp_path), "second")
     check_owner(str(tmp_path), "second")
-    with pytest.raises(StaleGeneration, match=r"opened again since.*Close this one"):
+    with pytest.raises(StaleGeneration, match=r"opened again since.*close this Flock"):
         check_owner(str(tmp_path), "first")
 
 
@@ -51,8 +51,8 @@ def test_a_lease_is_there_until_it_is_dropped(tmp_path: Path) -> None:
     assert read_lease(tmp_path) is None
     write_lease(tmp_path, lease)
     assert read_lease(tmp_path) == lease
-    drop_lease(tmp_path, 3)
-    drop_lease(tmp_path, 3)
+    end_lease(tmp_path, 3)
+    end_lease(tmp_path, 3)
     assert read_lease(tmp_path) is None
 
 

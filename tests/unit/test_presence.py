@@ -16,7 +16,7 @@ import pytest
 from godwit.errors import CheckpointInUse, DefinitionError
 from godwit.runtime.liveness import presence
 from godwit.runtime.liveness.leases import check_owner, write_owner
-from godwit.runtime.liveness.presence import Owner, Presence, asked, read_owner
+from godwit.runtime.liveness.presence import Owner, Presence, ask_owner, read_owner
 from godwit.spark.checkpoint.opening import check_free, myself
 
 
@@ -42,33 +42,33 @@ def own(checkpoint: Path, owner: Owner) -> None:
 
 
 def test_a_flock_that_lives_answers_every_time(living: Presence) -> None:
-    assert [asked(owner_at(living.address)) for _ in range(3)] == ["lives"] * 3
+    assert [ask_owner(owner_at(living.address)) for _ in range(3)] == ["lives"] * 3
 
 
 def test_a_flock_that_was_closed_or_killed_is_gone(living: Presence) -> None:
     made = Presence("127.0.0.1", "abcd1234")
     made.close()
-    assert asked(owner_at(made.address)) == "gone"
+    assert ask_owner(owner_at(made.address)) == "gone"
 
 
 def test_another_program_on_the_port_is_not_taken_for_the_flock(living: Presence) -> None:
-    assert asked(replace(owner_at(living.address), incarnation="ffff0000")) == "gone"
+    assert ask_owner(replace(owner_at(living.address), incarnation="ffff0000")) == "gone"
 
 
 def test_who_accepts_and_says_nothing_may_live_unless_its_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         owner = owner_at(f"127.0.0.1:{silent.getsockname()[1]}")
-        assert asked(owner) == "silent"
-        assert asked(replace(owner, pid=ended_pid())) == "gone"
+        assert ask_owner(owner) == "silent"
+        assert ask_owner(replace(owner, pid=ended_pid())) == "gone"
 
 
 def test_loopback_of_another_machine_is_not_asked(living: Presence) -> None:
-    assert asked(replace(owner_at(living.address), machine="elsewhere")) == "elsewhere"
+    assert ask_owner(replace(owner_at(living.address), machine="elsewhere")) == "elsewhere"
 
 
 def test_a_machine_without_a_name_is_unreachable() -> None:
-    assert asked(owner_at("no-such-machine.invalid:4711")) == "unreachable"
+    assert ask_owner(owner_at("no-such-machine.invalid:4711")) == "unreachable"
 
 
 def test_an_address_that_this_machine_has_not_is_refused() -> None:
@@ -112,5 +112,5 @@ def test_what_a_flock_writes_of_itself_is_what_is_read(living: Presence, tmp_pat
     owner = read_owner(tmp_path)
     assert owner is not None
     assert (owner.application, owner.pid, owner.closed) == ("local-7", os.getpid(), False)
-    assert asked(owner) == "lives"
+    assert ask_owner(owner) == "lives"
     check_owner(str(tmp_path), "abcd1234")

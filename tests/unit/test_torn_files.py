@@ -19,7 +19,7 @@ from godwit.runtime.backup.records import Records
 from godwit.runtime.liveness.leases import (
     Lease,
     check_owner,
-    drop_lease,
+    end_lease,
     read_failure,
     read_lease,
     read_obituary,
@@ -226,19 +226,19 @@ def test_a_host_that_stops_late_leaves_the_lease_of_its_successor(tmp_path: Path
     if successor_comes == "between":
         read_lease(tmp_path)  # it still is its own
         write_lease(tmp_path, other)
-    drop_lease(tmp_path, 3)
+    end_lease(tmp_path, 3)
     if successor_comes == "after":
         assert read_lease(tmp_path) is None
         write_lease(tmp_path, other)
     assert read_lease(tmp_path) == other
-    drop_lease(tmp_path, 3)
+    end_lease(tmp_path, 3)
     assert read_lease(tmp_path) == other
-    drop_lease(tmp_path, 4)
+    end_lease(tmp_path, 4)
     assert read_lease(tmp_path) is None
 
 
 def test_marks_of_leases_that_ended_do_not_pile_up(tmp_path: Path) -> None:
     for generation in range(1, 12):
         write_lease(tmp_path, Lease(generation, "127.0.0.1:5", 77))
-        drop_lease(tmp_path, generation)
+        end_lease(tmp_path, generation)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lease-00000000000000000011.ended", "lease.json"]

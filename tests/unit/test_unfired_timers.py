@@ -126,7 +126,7 @@ def test_what_a_lost_host_had_answered_is_compared_with_its_will(
     check_inherited(directory, answered)  # it has left by itself: there is no will
     write_will(directory, "w", {"host-1": {"op": HERE}}, {1: 5, 2: 8})
     if lost:
-        with pytest.raises(WorkLost, match=r"which its heirs have not got.*host=host-0"):
+        with pytest.raises(WorkLost, match=r"its heirs do not have.*host=host-0"):
             check_inherited(directory, answered)
     else:
         check_inherited(directory, answered)

@@ -1,6 +1,6 @@
-"""The `godwit` command: which words it knows, and how it answers mistakes: one line, and exit code 2.
+"""The `godwit` command: which commands there are; a mistake is answered with one line and exit code 2.
 
-What a word does is in the module of that name; libraries that take long to load are loaded only by the word that needs them.
+Each command imports what it needs when it runs, so that no command loads slow libraries for another.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ WRONG = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes are told in one line; --help has the rest."""
+    """Prints a mistake as one line; --help prints the rest."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def parser() -> Parser:
-    from godwit.cli import bench, looking
+    from godwit.cli import bench, inspect_commands
 
     root = Parser(prog="godwit", description=ABOUT, allow_abbrev=False)
-    words = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    demo = words.add_parser(
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    demo = commands.add_parser(
         "demo", help="a running query that is scaled, moved, drained and hit, checked for exactness"
     )
     demo.set_defaults(run=_demo)
-    bench.add(words)
-    looking.add(words)
+    bench.add(commands)
+    inspect_commands.add(commands)
     return root
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("godwit: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read the output has had enough of it
+    except BrokenPipeError:  # the reader of the output has closed it
         sys.stderr.close()
         return 1
     return code

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from godwit.errors import CheckpointUnusable, DefinitionError, Fenced, GodwitError
 from godwit.runtime.controller import Controller
 from godwit.runtime.host.host import HostConfig
-from godwit.runtime.liveness.beats import Ear
+from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatReceiver
 from godwit.runtime.liveness.leases import check_owner, write_owner
 from godwit.runtime.liveness.presence import Presence
 from godwit.runtime.processor.native import Processor
@@ -165,8 +165,8 @@ class Flock:
         self._keepers = Keepers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
         self._hosts = Hosts(self._job, self._controller, token)
         self._history = History(self._home.path)
-        ear = None if silent_s is None else Ear(bind, token, self._incarnation, driver)
-        self._noticing = Noticing(ear, silent_s or 0.0, self._hosts, self._history)
+        receiver = None if silent_s is None else HeartbeatReceiver(bind, token, self._incarnation, driver)
+        self._noticing = Noticing(receiver, silent_s or 0.0, self._hosts, self._history)
         self._owners = Owners(self._home, self._hosts, self._history)
         self._members = Membership(
             self._home, self._hosts, self._owners, self._history, self._check_slots, self._stop_queries

@@ -34,12 +34,11 @@ from godwit.runtime.host.compaction import Upkeep
 from godwit.runtime.host.exchange import Exchange, replaced
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.instance.instances import Instances
-from godwit.runtime.liveness.beats import Heart
+from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatSender
 from godwit.runtime.liveness.leases import (
     Lease,
     check_owner,
     drop_failure,
-    drop_lease,
     host_directory,
     write_lease,
     write_obituary,
@@ -110,7 +109,9 @@ class Host:
         self._instances.define_all(self._controller.call("definitions"))
         service = self._service()
         self._upkeep = Upkeep(self.log, self._instances.settled)
-        heart = Heart(self.config.beats, self.config.token, self.config.incarnation, self.config.host, self.generation)
+        heart = HeartbeatSender(
+            self.config.beats, self.config.token, self.config.incarnation, self.config.host, self.generation
+        )
         self._watch.start()
         self._upkeep.start()
         try:
@@ -235,7 +236,7 @@ class Host:
 
     def _release(self) -> None:
         self._instances.close()
-        drop_lease(self.directory, self.generation)
+        end_lease(self.directory, self.generation)
         self.log.close()
         self._controller.close()
 

@@ -1,13 +1,14 @@
-"""Where a host can be reached, and why it died: small files beside its changelog, so that routers need no controller.
+"""Where a host can be reached, and why it ended: small files beside its changelog, so that routers need no controller.
 
-An owner is the flock that opened the checkpoint last; an application that opened it earlier is fenced, and neither its hosts
-nor its routers come back. A lease says which generation of a host serves at which address. An obituary is what a host leaves
-when it ends itself because of something a user must know, and a failure is why the last start of a host came to nothing. They
-may lie on a disk that is broken: what cannot be read there is as if it were not there, and who asks waits as for any lost host.
-Only the owner must be readable: it decides who stops.
+The owner file names the flock that opened the checkpoint last; an application that opened it earlier is fenced, and neither its
+hosts nor its routers come back. A lease names the address at which a generation of a host serves. An obituary holds the error
+for which a host ended itself, where a user must know that error. A failure holds the error for which a host could not start.
 
-A lease is never removed: that could hit the lease of a newer generation which came a moment before. A mark beside it, of one
-generation and no other, says that this generation has ended.
+These files may be on a broken disk. A lease, obituary or failure that cannot be read counts as absent, and its reader waits as
+for any lost host. Only the owner file must be readable, because it decides which application stops.
+
+A lease is never removed: the removal could hit the lease of a newer generation, written a moment before. Instead, an empty
+file named after one generation says that this generation has ended.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ def host_directory(checkpoint: str, host: str) -> Path:
 
 
 def write_owner(checkpoint: str, incarnation: str, closed: bool = False, **who: Any) -> None:
-    """`who`: where the flock can be asked whether it lives, and how people know it."""
+    """`who`: the address at which the flock answers, and the names by which people know it; see `presence.Owner`."""
     replace_document(Path(checkpoint) / "owner.json", json.dumps({"incarnation": incarnation, "closed": closed, **who}))
 
 
 def check_owner(checkpoint: str, incarnation: str) -> None:
-    """Stop whoever belongs to a flock that is no longer the newest on this checkpoint."""
+    """Raise if another flock has opened this checkpoint since, or if this flock has been closed."""
     owner = _read_owner(Path(checkpoint) / "owner.json")
     if owner is None:
         return
@@ -53,8 +54,8 @@ def check_owner(checkpoint: str, incarnation: str) -> None:
         )
     if owner["incarnation"] != incarnation:
         raise StaleGeneration(
-            "this checkpoint has been opened again since, by another application or another Flock of this one",
-            todo="Nothing is to be done if that was meant: the newer one goes on. Close this one",
+            "this checkpoint has been opened again since, by another application or by another Flock of this application",
+            todo="If that was intended, close this Flock: the newer one goes on",
             checkpoint=checkpoint,
         )
 
@@ -64,7 +65,7 @@ def _read_owner(path: Path) -> dict[str, Any] | None:
         owner: dict[str, Any] = json.loads(path.read_text())
         if isinstance(owner["incarnation"], str):
             return owner
-        flaw = "it names no flock"
+        flaw = "the file names no flock"
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -80,9 +81,9 @@ def _read_owner(path: Path) -> dict[str, Any] | None:
 
 def write_lease(directory: Path, lease: Lease) -> None:
     with suppress(OSError):
-        for mark in directory.glob("lease-*.ended"):
-            if mark.name <= _ended(directory, lease.generation).name:
-                mark.unlink(missing_ok=True)
+        for ended in directory.glob("lease-*.ended"):
+            if ended.name <= _ended(directory, lease.generation).name:
+                ended.unlink(missing_ok=True)
     replace_document(directory / "lease.json", json.dumps(asdict(lease)))
 
 
@@ -94,8 +95,8 @@ def read_lease(directory: Path) -> Lease | None:
         return None
 
 
-def drop_lease(directory: Path, generation: int) -> None:
-    """That generation serves no more; a lease of another one stays as it is."""
+def end_lease(directory: Path, generation: int) -> None:
+    """The generation serves no more; a lease of another generation stays valid."""
     with suppress(OSError):
         _ended(directory, generation).touch()
 
@@ -109,7 +110,7 @@ def write_obituary(directory: Path, generation: int, error: GodwitError) -> None
 
 
 def read_obituary(directory: Path, generation: int) -> GodwitError | None:
-    """Why that generation ended itself, if it did."""
+    """The error for which this generation ended itself; None if it did not."""
     try:
         obituary = json.loads((directory / "obituary.json").read_text())
         return from_json(obituary["error"]) if obituary["generation"] == generation else None
@@ -118,13 +119,13 @@ def read_obituary(directory: Path, generation: int) -> GodwitError | None:
 
 
 def write_failure(directory: Path, error: GodwitError) -> None:
-    """Best effort: what keeps a host from starting may keep it from saying so too."""
+    """Best effort: the cause that prevents a host from starting may also prevent this write."""
     with suppress(GodwitError):
         replace_document(directory / "failure.json", error.to_json())
 
 
 def read_failure(directory: Path) -> GodwitError | None:
-    """Why the host did not start, unless it has started since."""
+    """The error of the last start; None if the host has started since."""
     try:
         return from_json((directory / "failure.json").read_text())
     except (OSError, *GARBLED):

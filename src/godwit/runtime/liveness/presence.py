@@ -1,7 +1,8 @@
-"""Whether the flock that opened a checkpoint last still lives: it answers on a port of its own, and `owner.json` says where.
+"""Whether the flock that opened a checkpoint last is still alive: it answers on a port of its own, named in `owner.json`.
 
-Whoever connects is sent the flock's incarnation, which stands in `owner.json` too, so no secret is needed and another program
-that got the port since is not taken for the flock. What follows from the answer is decided by whoever opens the checkpoint.
+The flock sends its incarnation to every client that connects. The incarnation is also in `owner.json`, so no secret is needed,
+and another program that has since got the port is not mistaken for the flock. What follows from the answer is decided in
+`spark.checkpoint.opening`, not here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, Literal
 from godwit import ports
 from godwit.errors import DefinitionError
 
-ANSWER_S: Final = 3.0  # for a machine that is away; one that is there and has nobody on the port says so at once
+ANSWER_S: Final = 3.0  # for a machine that cannot be reached; a machine with nothing on the port refuses at once
 ANSWER_BYTES_MAX: Final = 64
 LOOPBACK: Final = ("127.", "localhost", "[::1]", "::1")
 
@@ -26,7 +27,7 @@ Answer = Literal["lives", "silent", "gone", "unreachable", "elsewhere"]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who opened a checkpoint. `machine` and `pid` are of the driver, `presence` is where it answers."""
+    """The flock that opened a checkpoint. `machine` and `pid`: of its driver. `presence`: where the driver answers."""
 
     incarnation: str
     presence: str
@@ -41,16 +42,16 @@ class Owner:
 
 
 def read_owner(checkpoint: Path) -> Owner | None:
-    """None if nobody opened it, or an older version of Godwit did, which cannot be asked."""
+    """None if no flock has opened the checkpoint, or only an older version of Godwit, which has no port to ask."""
     try:
-        found = json.loads((checkpoint / "owner.json").read_text())
-        return Owner(**{name: found[name] for name in Owner.__dataclass_fields__})
+        document = json.loads((checkpoint / "owner.json").read_text())
+        return Owner(**{name: document[name] for name in Owner.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 class Presence:
-    """Answers for as long as the flock is open. `address`: under which others reach it, if not `bind`."""
+    """Answers for as long as the flock is open. `address`: the name under which others reach it, if that is not `bind`."""
 
     def __init__(self, bind: str, incarnation: str, address: str | None = None) -> None:
         self._answer = incarnation.encode()
@@ -69,25 +70,24 @@ class Presence:
 
     def _run(self) -> None:
         while not self._closing:
-            with suppress(OSError):  # whoever asked has gone
-                asking, _ = self._socket.accept()
-                with asking:
-                    asking.sendall(self._answer)
+            with suppress(OSError):  # the client has hung up
+                client, _ = self._socket.accept()
+                with client:
+                    client.sendall(self._answer)
 
     def close(self) -> None:
         self._closing = True
         with suppress(OSError), socket.create_connection(self._socket.getsockname()[:2], ANSWER_S):
-            pass  # so that the thread sees it
+            pass  # wakes the thread, which then sees `_closing`
         self._thread.join()
         self._socket.close()
 
 
-def asked(owner: Owner) -> Answer:
-    """What the owner of a checkpoint answers."""
+def ask_owner(owner: Owner) -> Answer:
     name, _, port = owner.presence.rpartition(":")
     here = socket.gethostname() == owner.machine
     if not here and name.startswith(LOOPBACK):
-        return "elsewhere"  # it listens to its own machine only
+        return "elsewhere"  # the owner listens on the loopback address of another machine
     answer = _answer(name.strip("[]"), int(port), owner.incarnation.encode())
     return "gone" if answer == "silent" and here and not _runs(owner.pid) else answer
 
@@ -109,7 +109,7 @@ def _answer(name: str, port: int, incarnation: bytes) -> Answer:
 
 
 def _runs(pid: int) -> bool:
-    """A port may be open without its process: by a child that has got it from it."""
+    """Needed because a port may stay open after its process has ended, in a child process that inherited it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

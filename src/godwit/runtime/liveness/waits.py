@@ -1,9 +1,9 @@
-"""Ends waits for a host that will never answer: one that was lost though its connections never broke.
+"""Ends waits for a lost host whose connections never broke.
 
-A process that is stopped, or a machine that vanishes, leaves its streams open. Whether the host is lost is not decided here:
-whoever waits goes on waiting until the host's lease is another's or gone, which is so when the lost host has a successor or
-heirs. Only who has waited for a while asks, so nothing is read while answers come. A host that answers late may itself wait for
-a lost one: so the driver is asked, too, whether that one needs the task slot of whoever waits.
+A stopped process, or a machine that vanishes, leaves its streams open. Whether the host is lost is not decided here: a waiting
+thread goes on until the lease of the host has changed or ended, which happens when the lost host has a successor or heirs. A
+lease is read only after a wait has lasted for a while, so nothing is read while answers come in time. A host that answers late
+may itself wait for a lost host, so a waiting Spark task also offers the driver its task slot.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 
 from godwit import ports
 from godwit.runtime.liveness.leases import Lease, read_lease
-from godwit.runtime.liveness.make_room import FOR_ANSWER_S, Asks, Room
+from godwit.runtime.liveness.slot_offers import FOR_ANSWER_S, SlotOffers, TaskSlot
 
-ASK_S: Final = 0.25
+CHECK_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +27,32 @@ class _Wait:
     lease: Lease | None
     cancel: Callable[[], None]
     since_s: float
-    asks: Asks | None
+    offers: SlotOffers | None
 
 
 class Waits:
-    """One thread for all that wait in a process; it begins with the first."""
+    """All waits of a process. One thread checks them; the thread starts with the first wait."""
 
     def __init__(self) -> None:
         self._lock = ports.lock()
         self._waits: dict[int, _Wait] = {}  # by thread
-        self._asking: ports.Thread | None = None
+        self._checking: ports.Thread | None = None
 
     @contextmanager
     def over(
-        self, directory: Path, lease: Lease | None, cancel: Callable[[], None], room: Room | None = None
+        self, directory: Path, lease: Lease | None, cancel: Callable[[], None], slot: TaskSlot | None = None
     ) -> Iterator[None]:
-        """What is done in here waits for the host of this lease; `cancel` ends it, called by another thread, perhaps often.
+        """The body of the `with` block waits for the host of this lease; `cancel` ends that wait.
 
-        `room`: of the Spark task that waits, if it is one.
+        Another thread calls `cancel`, perhaps several times. `slot`: of the waiting Spark task, if a task waits.
         """
         me = ports.thread_id()
-        wait = _Wait(directory, lease, cancel, ports.now_s(), None if room is None else Asks(room, FOR_ANSWER_S))
+        wait = _Wait(directory, lease, cancel, ports.now_s(), None if slot is None else SlotOffers(slot, FOR_ANSWER_S))
         with self._lock:
             self._waits[me] = wait
-            if self._asking is None:
-                self._asking = ports.thread(self._run, "godwit-waits")
-                self._asking.start()
+            if self._checking is None:
+                self._checking = ports.thread(self._run, "godwit-waits")
+                self._checking.start()
         try:
             yield
         finally:
@@ -61,21 +61,21 @@ class Waits:
 
     def _run(self) -> None:
         pause = ports.event()
-        while not pause.wait(ASK_S):
+        while not pause.wait(CHECK_S):
             now_s = ports.now_s()
             with self._lock:
-                long = [wait for wait in self._waits.values() if now_s - wait.since_s > ASK_S]
+                long = [wait for wait in self._waits.values() if now_s - wait.since_s > CHECK_S]
             for wait in long:
-                if _in_vain(wait) or (wait.asks is not None and wait.asks.look()):
+                if _in_vain(wait) or (wait.offers is not None and wait.offers.claimed()):
                     wait.cancel()
 
 
 def _in_vain(wait: _Wait) -> bool:
-    with suppress(OSError):  # what cannot be read now is asked for again
+    with suppress(OSError):  # a lease that cannot be read now is read again at the next check
         return read_lease(wait.directory) != wait.lease
     return False
 
 
 def waits() -> Waits:
-    """The process's own."""
+    """The waits of this process."""
     return ports.of_process(Waits)

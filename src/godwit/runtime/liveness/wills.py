@@ -1,7 +1,7 @@
-"""Who gets what a lost host owned: one small file beside the hosts' directories, written once, and a takeover's commit point.
+"""The will of a lost host: one small file, written once, that names its heirs and their units. It commits a takeover.
 
-It stands for the `released` that the host can no longer write. As long as it is not there, whoever starts the host anew owns
-everything; from then on the heirs do, and the host is never started again.
+The will takes the place of the `released` record, which the lost host can no longer write. Without a will, the next generation
+of the lost host owns everything; with a will, the heirs own their shares, and the host is never started again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def write_will(
     ends: Mapping[int, int],
     owned: Mapping[str, Ownership] = MappingProxyType({}),
 ) -> None:
-    """Durable when this returns, whatever the durability of the rest. `ends`: how far the log was read, by generation.
+    """The will is durable when this returns, whatever the flock's `durability`.
 
-    `owned`: what the lost host's log says that it owned, by operator.
+    `ends`: the end of the log as the heirs have read it, by generation.
+    `owned`: the lost host's ownership by its log, by operator.
     """
     heirs = {heir: {op: units.to_dict() for op, units in share.items()} for heir, share in shares.items()}
     path = _path(directory)
@@ -45,15 +46,15 @@ def write_will(
 
 
 def _path(directory: Path) -> Path:
-    """Not in the lost host's directory, which may be lost too."""
+    """Outside of the lost host's directory, because that directory may be lost too."""
     return directory.parent.parent / "wills" / f"{directory.name}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class _Will:
-    """`ends`: how far the log was read, by generation; None if an earlier version wrote it, which did not tell.
+    """`ends`: the end of the log as the heirs have read it, by generation; None in a will that an earlier version wrote.
 
-    `owned`: what the host owned last, by operator; empty if an earlier version wrote it.
+    `owned`: the host's last ownership, by operator; empty in a will that an earlier version wrote.
     """
 
     name: str
@@ -63,43 +64,44 @@ class _Will:
 
 
 def read_will(directory: Path) -> tuple[str, dict[str, dict[str, Units]]] | None:
-    found = _read(directory)
-    return None if found is None else (found.name, found.heirs)
+    will = _read(directory)
+    return None if will is None else (will.name, will.heirs)
 
 
 def last_owned(directory: Path, operator: str) -> Ownership | None:
-    """What a host owned of the operator when it was lost for good; None if it was not, or nothing is known of that."""
-    found = _read(directory)
-    return None if found is None else found.owned.get(operator)
+    """The host's ownership of the operator when the host was lost for good; None if no will has it."""
+    will = _read(directory)
+    return None if will is None else will.owned.get(operator)
 
 
 def _read(directory: Path) -> _Will | None:
     try:
-        found: dict[str, Any] = json.loads(_path(directory).read_text())
-        shares = found["heirs"].items()
+        document: dict[str, Any] = json.loads(_path(directory).read_text())
+        shares = document["heirs"].items()
         heirs = {heir: {op: Units.from_dict(units) for op, units in share.items()} for heir, share in shares}
-        owned = {op: Ownership.from_dict(directory.name, own) for op, own in found.get("owned", {}).items()}
-        return _Will(found["name"], heirs, dict(found["ends"]) if "ends" in found else None, owned)
+        owned = {op: Ownership.from_dict(directory.name, own) for op, own in document.get("owned", {}).items()}
+        return _Will(document["name"], heirs, dict(document["ends"]) if "ends" in document else None, owned)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unusable("read", _path(directory), error) from error
     except GARBLED as error:
-        raise corrupt(_path(directory), f"it does not say who owns what {directory.name} had ({error})") from error
+        raise corrupt(_path(directory), f"it does not name the heirs of {directory.name} ({error})") from error
 
 
 def check_inherited(directory: Path, answered: Mapping[int, int]) -> None:
-    """All that the lost host has answered (by generation, up to which lsn) was in the log that its heirs have read.
+    """Raise if the lost host has answered work that is not in the log as its heirs have read it.
 
-    A host that has left in another way has no will: what it had was handed over by itself.
+    `answered`: the last lsn answered, by generation. A host that left by a drain has no will: it handed over its units itself.
     """
-    found = _read(directory) if answered else None
-    if found is None or found.ends is None:
+    will = _read(directory) if answered else None
+    if will is None or will.ends is None:
         return
-    ends = found.ends
+    ends = will.ends
     if any(lsn >= ends.get(generation, 0) for generation, lsn in answered.items()):
         raise WorkLost(
-            "the host was lost with work that it had answered, which its heirs have not got, so this attempt must be repeated",
+            "the host was lost together with work that it had answered and that its heirs do not have: "
+            "this attempt must be repeated",
             host=directory.name,
         )
 
@@ -115,18 +117,21 @@ def batch_lost(host: str, operator: str, last: int, committed: int) -> Checkpoin
 
 
 def check_alive(directory: Path) -> None:
-    """By what is listed too: that there is no will may be known from a cache, of the time when an heir looked for it."""
+    """Raise if the host has a will.
+
+    The directory is listed too: a network file system may answer from its cache that the will is absent.
+    """
     path = _path(directory)
     if read_will(directory) is not None or path.name in listed(path.parent):
         raise StaleGeneration(
-            "this host was lost, and others own what it had",
-            todo="Nothing: it is not started again",
+            "this host was lost, and other hosts own its keys now",
+            todo="Nothing is to be done: this host is not started again",
             host=directory.name,
         )
 
 
 def step_name(will: str, operator: str) -> str:
-    """As the heir has it among what it has prepared: a migration of one step."""
+    """The name of the takeover among the heir's prepared steps: a takeover is a migration of one step."""
     return f"{migration_name(will, operator)}/0"
 
 

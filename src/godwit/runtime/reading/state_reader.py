@@ -18,7 +18,7 @@ from godwit import ports
 from godwit.errors import HostUnavailable, from_json
 from godwit.model.ownership import Ownership, Stand
 from godwit.runtime.liveness.leases import check_owner, host_directory, read_lease
-from godwit.runtime.liveness.make_room import FOR_LEASE_S, Asks, Room
+from godwit.runtime.liveness.slot_offers import FOR_LEASE_S, SlotOffers, TaskSlot
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.reading.export import rows_of_state
 from godwit.runtime.router.routing_table import read_routing
@@ -51,15 +51,15 @@ class StateReader:
         wanted = _Wanted(set(groups))
         deadline_s = ports.now_s() + self.patience_s
         asked = [host]
-        asks = Asks(Room(self.controller, self.token, attempt), FOR_LEASE_S)
+        offers = SlotOffers(TaskSlot(self.controller, self.token, attempt), FOR_LEASE_S)
         while wanted:
             for each in asked:
                 yield from self._read(each, wanted)
             if wanted:
                 self._check_owner()
                 self._check_may_come(wanted, deadline_s)
-                if asks.look():
-                    asks.room.check()
+                if offers.claimed():
+                    offers.slot.check()
                 ports.sleep(PAUSE_S)
                 asked = self._others(host)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from godwit import ports
 from godwit.errors import HostUnavailable, StaleGeneration, StateUncertain
 from godwit.runtime.liveness.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
-from godwit.runtime.liveness.make_room import FOR_LEASE_S, Asks, Room
+from godwit.runtime.liveness.slot_offers import FOR_LEASE_S, SlotOffers, TaskSlot
 from godwit.runtime.liveness.wills import check_inherited
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.router.pieces import Finish, Piece
@@ -47,7 +47,7 @@ class Link:
         self._schema = schema
         self._left = left
         self._directory = host_directory(route.checkpoint, host)
-        self._room = Room(route.controller, route.token, task.attempt)
+        self._slot = TaskSlot(route.controller, route.token, task.attempt)
         self._unanswered: deque[Piece | Finish] = deque()
         self._owed: deque[tuple[Stream | None, Piece]] = deque()  # answered (there), and perhaps not dealt with
         self._seen = 0
@@ -99,7 +99,7 @@ class Link:
         self._stream = Stream(
             self._directory,
             lease,
-            self._room,
+            self._slot,
             self._schema,
             operator=self._route.operator,
             scope=task.scope,
@@ -157,7 +157,7 @@ class Link:
         began = ports.now_s()
         self._deadline = self._deadline or began + self._route.wait_s
         pause_s = 0.002
-        asks = Asks(self._room, FOR_LEASE_S)
+        offers = SlotOffers(self._slot, FOR_LEASE_S)
         while True:
             lease = self._read_lease()
             if lease is not None and lease != self._lease:
@@ -174,8 +174,8 @@ class Link:
                     operator=self._route.operator,
                     host=self.host,
                 )
-            if asks.look():
-                self._room.check()
+            if offers.claimed():
+                self._slot.check()
             ports.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.05)
 
@@ -191,7 +191,7 @@ class Link:
         """The stream broke. If the host ended itself because of us, say why; otherwise go on with its successor."""
         self._begun, self.missed = False, True
         self._hang_up()
-        self._room.check()
+        self._slot.check()
         if self._deadline is None:  # it had been up: to find nobody at an address is no sign of refusal
             self._breaks += 1
         if self._breaks > BREAKS_MAX:

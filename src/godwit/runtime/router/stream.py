@@ -15,7 +15,7 @@ import pyarrow.flight as flight
 
 from godwit import ports
 from godwit.runtime.liveness.leases import Lease
-from godwit.runtime.liveness.make_room import Room
+from godwit.runtime.liveness.slot_offers import TaskSlot
 from godwit.runtime.liveness.waits import waits
 from godwit.runtime.router.pieces import Finish, Piece
 from godwit.transport import line, wire
@@ -29,10 +29,10 @@ ENDED_S = 1.0  # within which the reading thread has seen the end of a stream th
 class Stream:
     """`directory` is the host's: there it is told when this generation is over, should the stream not show it."""
 
-    def __init__(self, directory: Path, lease: Lease, room: Room, schema: pa.Schema, **header: Any) -> None:
-        self._directory, self._lease, self._room = directory, lease, room
+    def __init__(self, directory: Path, lease: Lease, slot: TaskSlot, schema: pa.Schema, **header: Any) -> None:
+        self._directory, self._lease, self._slot = directory, lease, slot
         self._address = address = lease.address
-        self._client = line.connect(address, room.token, CONNECT_S)
+        self._client = line.connect(address, slot.token, CONNECT_S)
         self._inbox: ports.Queue[Any] = ports.queue()
         try:
             self._writer, self._reader = self._client.exchange(**header)
@@ -48,7 +48,7 @@ class Stream:
         self._draining.start()
 
     def _waiting(self) -> AbstractContextManager[None]:
-        return waits().over(self._directory, self._lease, self._reader.cancel, self._room)
+        return waits().over(self._directory, self._lease, self._reader.cancel, self._slot)
 
     def _drain(self) -> None:
         while True:

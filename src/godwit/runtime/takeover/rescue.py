@@ -17,7 +17,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.units import Unit, Units
 from godwit.runtime.backup.restore import restored
 from godwit.runtime.handover import parcels
-from godwit.runtime.liveness.leases import drop_lease, read_lease
+from godwit.runtime.liveness.leases import end_lease, read_lease
 from godwit.runtime.liveness.wills import read_will, write_will
 from godwit.state.fencing import check_newest
 from godwit.state.recovery import take_over
@@ -102,7 +102,7 @@ def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]
             raise
     lease = read_lease(estate.directory)
     if lease is not None and lease.generation <= estate.generation:
-        drop_lease(estate.directory, lease.generation)
+        end_lease(estate.directory, lease.generation)
     return {heir: told[heir] | {"served": _served(heir, estate, shares[heir], ask)} for heir in shares}
 
 

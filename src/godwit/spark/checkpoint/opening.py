@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from godwit.errors import CheckpointInUse
-from godwit.runtime.liveness.presence import Owner, asked, read_owner
+from godwit.runtime.liveness.presence import Owner, ask_owner, read_owner
 from godwit.spark.checkpoint.history import now_text
 
 _OPENED_ANYWAY: Final = {
@@ -32,7 +32,7 @@ def check_free(checkpoint: Path, take_over: bool) -> str:
     owner = read_owner(checkpoint)
     if owner is None or owner.closed:
         return ""
-    answer = asked(owner)
+    answer = ask_owner(owner)
     if answer in ("lives", "silent"):
         if not take_over:
             raise _in_use(checkpoint, owner, answer == "silent")

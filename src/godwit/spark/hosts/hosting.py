@@ -15,7 +15,7 @@ from pyspark import InheritableThread, SparkContext, TaskContext
 from godwit.errors import Bug, CheckpointUnusable, Fenced, GodwitError, HostUnavailable
 from godwit.runtime.controller import Controller
 from godwit.runtime.host.host import Host, HostConfig
-from godwit.runtime.liveness.leases import check_owner, drop_lease, host_directory, read_lease, write_failure
+from godwit.runtime.liveness.leases import check_owner, end_lease, host_directory, read_lease, write_failure
 from godwit.spark.hosts.slots import Slots
 from godwit.transport import line, typed
 from godwit.transport.typed import Reply
@@ -207,7 +207,7 @@ class HostJob:
         if lease is None or lease.incarnation != self.config.incarnation:
             return
         if generation is None or lease.generation <= generation:
-            drop_lease(directory, lease.generation)
+            end_lease(directory, lease.generation)
 
 
 class Hosts:

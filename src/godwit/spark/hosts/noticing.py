@@ -12,35 +12,35 @@ from contextlib import suppress
 
 from godwit.control.heartbeats import TICK_S, Heartbeats, Silent
 from godwit.errors import GodwitError
-from godwit.runtime.liveness.beats import Beat, Ear
+from godwit.runtime.liveness.heartbeat_datagrams import Heartbeat, HeartbeatReceiver
 from godwit.spark.checkpoint.history import History
 from godwit.spark.hosts.hosting import Hosts
 
 
 class Noticing:
-    """One thread for all hosts. Without an ear nobody listens, and hosts are told to send nothing."""
+    """One thread for all hosts. Without a receiver nobody listens, and hosts are told to send nothing."""
 
-    def __init__(self, ear: Ear | None, silent_s: float, hosts: Hosts, history: History) -> None:
+    def __init__(self, receiver: HeartbeatReceiver | None, silent_s: float, hosts: Hosts, history: History) -> None:
         self._hosts = hosts
         self._history = history
-        self._ear = ear
-        self.address = "" if ear is None else ear.address
+        self._receiver = receiver
+        self.address = "" if receiver is None else receiver.address
         self._lock = threading.Lock()
         self._heartbeats = Heartbeats(silent_s)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="godwit-noticing", daemon=True)
 
     def start(self) -> None:
-        if self._ear is not None:
+        if self._receiver is not None:
             self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
-        if self._ear is not None:
-            self._ear.close()
-            self._ear = None
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
 
     def forget(self, host: str) -> None:
         """It ends, and that is known: its silence says nothing."""
@@ -49,10 +49,10 @@ class Noticing:
 
     def _run(self) -> None:
         """What has come is heard before it is asked who is silent: it may have lain there while this thread was held up."""
-        assert self._ear is not None
+        assert self._receiver is not None
         look_s = time.monotonic()
         while not self._stop.is_set():
-            self._take(self._ear.hear(look_s - time.monotonic()))
+            self._take(self._receiver.receive(look_s - time.monotonic()))
             now_s = time.monotonic()
             if now_s >= look_s:
                 look_s = now_s + TICK_S
@@ -61,7 +61,7 @@ class Noticing:
                 for silent in found:
                     self._end(silent)
 
-    def _take(self, beats: list[Beat]) -> None:
+    def _take(self, beats: list[Heartbeat]) -> None:
         for beat in beats:
             with self._lock:
                 back_s = self._heartbeats.beat(beat.host, beat.generation, time.monotonic())

@@ -10,60 +10,60 @@ from dataclasses import replace
 import pytest
 
 from godwit.errors import DefinitionError
-from godwit.runtime.liveness.beats import Beat, Ear, Heart, unpacked
+from godwit.runtime.liveness.heartbeat_datagrams import Heartbeat, HeartbeatReceiver, HeartbeatSender, unpacked
 
 TOKEN = "secret"
-BEAT = Beat("flock-1", "host-3", 2, 1)
+BEAT = Heartbeat("flock-1", "host-3", 2, 1)
 NUMBERS = itertools.count(1)
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
-    ear = Ear("127.0.0.1", TOKEN, "flock-1")
-    yield ear
-    ear.close()
+def receiver() -> Iterator[HeartbeatReceiver]:
+    receiver = HeartbeatReceiver("127.0.0.1", TOKEN, "flock-1")
+    yield receiver
+    receiver.close()
 
 
-def send(ear: Ear, *datagrams: bytes) -> list[Beat]:
+def send(receiver: HeartbeatReceiver, *datagrams: bytes) -> list[Heartbeat]:
     """What is heard of these, sent before one that is always heard."""
-    host, _, port = ear.address.rpartition(":")
+    host, _, port = receiver.address.rpartition(":")
     last = replace(BEAT, host="last", number=next(NUMBERS))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
         for datagram in (*datagrams, last.packed(TOKEN)):
             sending.sendto(datagram, (host, int(port)))
-    heard: list[Beat] = []
+    heard: list[Heartbeat] = []
     while last not in heard:
-        more = ear.hear(10.0)
+        more = receiver.receive(10.0)
         assert more, "nothing for 10 s"
         heard += more
     return heard[:-1]
 
 
-def test_a_heart_beats_until_it_is_stopped(ear: Ear) -> None:
-    heart = Heart(ear.address, TOKEN, "flock-1", "host-3", 2)
+def test_a_heart_beats_until_it_is_stopped(receiver: HeartbeatReceiver) -> None:
+    heart = HeartbeatSender(receiver.address, TOKEN, "flock-1", "host-3", 2)
     heart.start()
-    heard: list[Beat] = []
+    heard: list[Heartbeat] = []
     while len(heard) < 3:
-        more = ear.hear(10.0)
+        more = receiver.receive(10.0)
         assert more, "nothing for 10 s"
         heard += more
     heart.stop()
     assert heard == [replace(BEAT, number=n + 1) for n in range(len(heard))]
-    ear.hear(0.0)
-    assert ear.hear(0.5) == []
+    receiver.receive(0.0)
+    assert receiver.receive(0.5) == []
 
 
 def test_a_heart_to_which_nobody_listens_does_nothing() -> None:
-    heart = Heart("", TOKEN, "flock-1", "host-3", 2)
+    heart = HeartbeatSender("", TOKEN, "flock-1", "host-3", 2)
     heart.start()
     heart.stop()
 
 
-def test_only_beats_of_this_flock_are_heard_and_each_once(ear: Ear) -> None:
+def test_only_beats_of_this_flock_are_heard_and_each_once(receiver: HeartbeatReceiver) -> None:
     good, second = BEAT.packed(TOKEN), replace(BEAT, number=2).packed(TOKEN)
-    assert send(ear, good, good, second, good) == [BEAT, replace(BEAT, number=2)]
-    assert send(ear, replace(BEAT, incarnation="flock-0", number=9).packed(TOKEN)) == []
-    assert send(ear, replace(BEAT, generation=3).packed(TOKEN)) == [replace(BEAT, generation=3)]
+    assert send(receiver, good, good, second, good) == [BEAT, replace(BEAT, number=2)]
+    assert send(receiver, replace(BEAT, incarnation="flock-0", number=9).packed(TOKEN)) == []
+    assert send(receiver, replace(BEAT, generation=3).packed(TOKEN)) == [replace(BEAT, generation=3)]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_only_beats_of_this_flock_are_heard_and_each_once(ear: Ear) -> None:
     ],
     ids=["empty", "short", "code only", "no code", "other token", "other number", "longer", "huge"],
 )
-def test_what_does_not_know_the_token_is_not_heard(ear: Ear, datagram: bytes) -> None:
+def test_what_does_not_know_the_token_is_not_heard(receiver: HeartbeatReceiver, datagram: bytes) -> None:
     assert unpacked(datagram, TOKEN) is None
-    assert send(ear, datagram, BEAT.packed(TOKEN)) == [BEAT]
+    assert send(receiver, datagram, BEAT.packed(TOKEN)) == [BEAT]
 
 
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(DefinitionError, match=r"cannot listen on 203\.0\.113\.7.*an address that this machine has"):
-        Ear("203.0.113.7", TOKEN, "flock-1")
+        HeartbeatReceiver("203.0.113.7", TOKEN, "flock-1")

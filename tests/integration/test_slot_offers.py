@@ -15,7 +15,7 @@ import pytest
 from godwit.errors import HostUnavailable
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.runtime.liveness.make_room import Asks, Room
+from godwit.runtime.liveness.slot_offers import SlotOffers, TaskSlot
 from godwit.runtime.liveness.waits import Waits
 from godwit.runtime.reading.state_reader import StateReader
 from godwit.runtime.router.link import Link
@@ -84,18 +84,18 @@ def test_a_driver_that_is_gone_does_not_end_the_wait(tmp_path: Path) -> None:
 def test_a_wait_for_an_answer_ends_too_because_its_host_may_wait_for_a_lost_one(
     tmp_path: Path, driver: Driver, address: str
 ) -> None:
-    ended, room = threading.Event(), Room(address, TOKEN, 5)
-    with Waits().over(tmp_path, None, ended.set, room):
+    ended, slot = threading.Event(), TaskSlot(address, TOKEN, 5)
+    with Waits().over(tmp_path, None, ended.set, slot):
         assert ended.wait(20)
     assert driver.asked == [5]
     with pytest.raises(HostUnavailable, match=NEEDED):
-        room.check()
+        slot.check()
 
 
 def test_a_task_that_has_left_asks_no_more(driver: Driver, address: str) -> None:
-    asks = Asks(Room(address, TOKEN, 5), 0.0)
-    assert asks.look()
-    assert asks.look()
+    offers = SlotOffers(TaskSlot(address, TOKEN, 5), 0.0)
+    assert offers.claimed()
+    assert offers.claimed()
     assert driver.asked == [5]
 
 

@@ -1,8 +1,9 @@
-"""Heartbeats on the wire: a host says every 0.2 s that it runs, the driver takes note. What silence means is not decided here.
+"""Heartbeats on the wire: a host sends a datagram every 0.2 s, and the driver receives them.
 
-Datagrams, not calls: nobody waits for an answer, so neither a busy driver nor a broken connection holds up the next beat; and
-one costs 7 us to send and 13 us to take, where a call costs 450. One that is lost costs nothing, and where none gets through
-nothing is concluded. Each bears a code made with the flock's token, and a number, so that none is made up or said twice.
+What silence means is not decided here. Heartbeats are datagrams, not calls: a host waits for no answer, so neither a busy
+driver nor a broken connection delays the next heartbeat. A datagram costs 7 us to send and 13 us to receive; a call costs 450
+us. One lost datagram does no harm, and where no datagram ever gets through, the driver concludes nothing. Each datagram carries
+an authentication code made with the flock's token, and a number, so that datagrams can be neither forged nor replayed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DATAGRAM_BYTES_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     incarnation: str
     host: str
     generation: int
@@ -36,25 +37,25 @@ class Beat:
         return _code(token, body) + body
 
 
-def unpacked(datagram: bytes, token: str) -> Beat | None:
-    """None if whoever sent it does not know the token."""
+def unpacked(datagram: bytes, token: str) -> Heartbeat | None:
+    """None if the sender does not know the token."""
     code, body = datagram[:CODE_BYTES], datagram[CODE_BYTES:]
     if not hmac.compare_digest(code, _code(token, body)):
         return None
-    return Beat(*msgpack.unpackb(body))
+    return Heartbeat(*msgpack.unpackb(body))
 
 
 def _code(token: str, body: bytes) -> bytes:
     return hmac.digest(token.encode(), b"beat" + body, "sha256")[:CODE_BYTES]
 
 
-class Heart:
-    """The host's side: a thread that waits for nothing but the time, and takes no lock that work may hold."""
+class HeartbeatSender:
+    """The host's side: a thread that waits for nothing but the clock, and takes no lock that a working thread may hold."""
 
     def __init__(self, to: str, token: str, incarnation: str, host: str, generation: int) -> None:
         self._to = to
         self._token = token
-        self._first = Beat(incarnation, host, generation, 0)
+        self._zeroth = Heartbeat(incarnation, host, generation, 0)
         self._stop = ports.event()
         self._thread = ports.thread(self._run, "godwit-heart")
 
@@ -69,21 +70,21 @@ class Heart:
 
     def _run(self) -> None:
         name, _, port = self._to.rpartition(":")
-        beat = self._first
+        beat = self._zeroth
         while not self._stop.is_set():
-            with suppress(OSError):  # the network is away: a later one may get through
+            with suppress(OSError):  # the network is down: a later heartbeat may get through
                 family, kind, protocol, _, address = _resolved(name, int(port))
-                with socket.socket(family, kind, protocol) as sending:
-                    sending.setblocking(False)
+                with socket.socket(family, kind, protocol) as sender:
+                    sender.setblocking(False)
                     while not self._stop.is_set():
                         beat = replace(beat, number=beat.number + 1)
-                        sending.sendto(beat.packed(self._token), address)
+                        sender.sendto(beat.packed(self._token), address)
                         self._stop.wait(TICK_S)
             self._stop.wait(TICK_S)
 
 
-class Ear:
-    """The driver's side: a socket, read by whoever wants to know. `address`: under which hosts reach it, if not `bind`."""
+class HeartbeatReceiver:
+    """The driver's side: a socket. `address`: the name under which hosts reach the driver, if it is not `bind`."""
 
     def __init__(self, bind: str, token: str, incarnation: str, address: str | None = None) -> None:
         self._token = token
@@ -96,24 +97,23 @@ class Ear:
                 f"cannot listen on {bind}: {error.strerror}", todo="Give bind= an address that this machine has"
             ) from error
         self._socket.setblocking(False)
-        self._comes = (
-            select.poll()
-        )  # select() itself cannot wait for a file with a high number, and a driver may have many
-        self._comes.register(self._socket, select.POLLIN)
+        # select() cannot wait for a file descriptor of 1024 or more, and a driver may have many open files.
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
         self.address = f"{address or bind}:{self._socket.getsockname()[1]}"
 
-    def hear(self, timeout_s: float) -> list[Beat]:
-        """What has come; if nothing has, what comes first within this time."""
-        self._comes.poll(max(0.0, 1000 * timeout_s))
-        heard = []
+    def receive(self, timeout_s: float) -> list[Heartbeat]:
+        """All heartbeats that have arrived; waits up to `timeout_s` for the first one."""
+        self._poll.poll(max(0.0, 1000 * timeout_s))
+        received = []
         with suppress(BlockingIOError):
             while True:
                 beat = unpacked(self._socket.recv(DATAGRAM_BYTES_MAX), self._token)
                 if beat is not None and self._is_new(beat):
-                    heard.append(beat)
-        return heard
+                    received.append(beat)
+        return received
 
-    def _is_new(self, beat: Beat) -> bool:
+    def _is_new(self, beat: Heartbeat) -> bool:
         if beat.incarnation != self._incarnation or beat.number <= self._numbers.get((beat.host, beat.generation), 0):
             return False
         self._numbers[beat.host, beat.generation] = beat.number
@@ -125,15 +125,15 @@ class Ear:
 
 def _bound(bind: str) -> socket.socket:
     family, kind, protocol, _, address = _resolved(bind, 0)
-    made = socket.socket(family, kind, protocol)
+    bound = socket.socket(family, kind, protocol)
     try:
-        made.bind(address)
+        bound.bind(address)
     except OSError:
-        made.close()
+        bound.close()
         raise
-    return made
+    return bound
 
 
 def _resolved(name: str, port: int) -> tuple[int, int, int, str, tuple[object, ...]]:
-    found = socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
-    return found[0], found[1], found[2], found[3], found[4]
+    family, kind, protocol, canonical, address = socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+    return family, kind, protocol, canonical, address

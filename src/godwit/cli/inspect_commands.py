@@ -1,4 +1,4 @@
-"""`godwit protocols` and `godwit history`: what there is to read without a query."""
+"""`godwit protocols` and `godwit history`: what can be read without a running query."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from godwit.migration.origin import drawn
 HEAD = ("phase", "event", "what is done", "next phase")
 
 
-def add(words: Any) -> None:
-    protocols = words.add_parser("protocols", help="each protocol's states and transitions")
-    protocols.add_argument("name", nargs="*", metavar="NAME", help="only these; all of them unless given")
+def add(commands: Any) -> None:
+    protocols = commands.add_parser("protocols", help="each protocol's states and transitions")
+    protocols.add_argument("name", nargs="*", metavar="NAME", help="only these protocols (default: all)")
     protocols.add_argument("--markdown", action="store_true", help="as Markdown tables, for documents")
     protocols.set_defaults(run=_protocols)
-    history = words.add_parser("history", help="what happened to a flock: requests, moves, joins, recoveries")
+    history = commands.add_parser("history", help="what happened to a flock: requests, moves, joins, recoveries")
     history.add_argument("checkpoint", metavar="CHECKPOINT", help="the flock's checkpoint directory")
-    history.add_argument("--operator", help="only what concerns this operator")
-    history.add_argument("--json", action="store_true", help="the lines as they are kept, one JSON object each")
+    history.add_argument("--operator", help="only events of this operator")
+    history.add_argument("--json", action="store_true", help="the lines as they are in the file, one JSON object each")
     history.set_defaults(run=_history)
 
 
@@ -73,12 +73,12 @@ def _history(given: argparse.Namespace) -> int:
     if not (path / FILE).exists():
         raise DefinitionError(f"{path} has no history", todo="Give the checkpoint directory of a Flock")
     for line in History(path).lines(given.operator):
-        print(json.dumps(line) if given.json else told(line))
+        print(json.dumps(line) if given.json else history_line(line))
     return 0
 
 
-def told(line: dict[str, Any]) -> str:
-    """A line of the history for people: when, what, which migration, and the rest as name=value."""
+def history_line(line: dict[str, Any]) -> str:
+    """One event of the history for people: time, event, migration, and all other fields as name=value."""
     rest = {name: value for name, value in line.items() if name not in ("at", "event", "migration")}
     fields = "  ".join(f"{name}={_value(value)}" for name, value in rest.items() if value not in (None, "", [], {}))
     return f"{line['at']}  {line['event']:<10} {line.get('migration') or '-':<10} {fields}".rstrip()
