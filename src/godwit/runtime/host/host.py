@@ -39,6 +39,7 @@ from godwit.runtime.liveness.leases import (
     Lease,
     check_owner,
     drop_failure,
+    end_lease,
     host_directory,
     write_lease,
     write_obituary,
