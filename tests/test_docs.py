@@ -16,9 +16,9 @@ from benchmarks import report
 from docs import tables
 from godwit import errors
 from godwit.control import rule_checks, rules
-from godwit.control.measures import METRICS
+from godwit.control.load_measures import METRICS
 from godwit.migration import PROTOCOLS
-from godwit.spark.change.requests import MoveOptions
+from godwit.spark.change.move_options import MoveOptions
 from godwit.spark.checkpoint.history import History
 from tests.sim.orders import ORDERS, SKEWS, compare
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import GroupedData
 
 import godwit
-from godwit.spark.change.requests import MoveOptions
+from godwit.spark.change.move_options import MoveOptions
 from godwit.spark.define.operators import OperatorOptions
 
 PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "read_state", "rules", "windows"}

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import godwit
 from godwit.runtime.takeover import rescue
-from godwit.spark.change.migrations import Migration
+from godwit.spark.change.migration_handle import Migration
 from tests.spark.flocks import (
     OPERATOR,
     Count,

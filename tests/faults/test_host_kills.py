@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import godwit
-from godwit.control import losses
+from godwit.control import recent_losses
 from tests.faults.kills import POINTS, KilledCount
 from tests.spark.flocks import (
     OPERATOR,
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.faults
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a host is killed here, it is started again."""
-    monkeypatch.setattr(losses, "FLAPS_MAX", 1000)
-    monkeypatch.setattr(losses, "STORM_MAX", 1000)
+    monkeypatch.setattr(recent_losses, "FLAPS_MAX", 1000)
+    monkeypatch.setattr(recent_losses, "STORM_MAX", 1000)
 
 
 @pytest.mark.long

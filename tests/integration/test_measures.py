@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import godwit
-from godwit.control.offered import offered
+from godwit.control.offered_rate import offered
 from tests.integration.nest import HASHED, Nest, route_hash
 from tests.spark.flocks import Count, wait_until
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from godwit.bench.curves import day, oracle
-from godwit.control.elastic import Decider, Decision
-from godwit.control.measures import Load, OperatorLoad, Sample
+from godwit.control.load_measures import InstanceLoad, OperatorLoad, Sample
 from godwit.control.rules import bottleneck, idle, sizing
+from godwit.control.scaling_decisions import Decision, ScalingDecider
 
 WINDOW_S = 5
 OFFERED_S = 2
@@ -38,7 +38,7 @@ class Second:
 class Flock:
     """`change_s`: how long a change takes, from the decision until the new hosts work."""
 
-    decider: Decider
+    decider: ScalingDecider
     hosts: int
     true_rate: float = 1000.0
     change_s: int = 2
@@ -85,7 +85,7 @@ class Flock:
         lately = list(self.lately)
         useful = sum(one.useful for one in lately) / len(lately)
         offered = sum(one.rate for one in lately[-OFFERED_S:]) / len(lately[-OFFERED_S:])
-        each = Load(
+        each = InstanceLoad(
             useful=useful,
             rows_per_s=useful * self.true_rate,
             true_rows_per_s=self.true_rate if useful else None,
@@ -137,7 +137,7 @@ def compared(load: str, rules: str) -> str:
     """A line of the table in the design note."""
     rates = LOADS[load]
     best = oracle(rates, 1000.0, USEFUL_MAX)
-    run = Flock(Decider(RULES[rules], 1, 30), best[0]).run(rates)
+    run = Flock(ScalingDecider(RULES[rules], 1, 30), best[0]).run(rates)
     exact = sum(a != b for a, b in pairwise(best))
     held, ratio = 100 * run.held(TARGET_S), run.host_seconds() / sum(best)
     return f"| {load} | {rules} | {len(run.decisions)} | {exact} | {held:.1f} % | {ratio:.2f} |"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from godwit.bench.curves import day, oracle
-from godwit.control.elastic import Decider
 from godwit.control.rules import Rule, bottleneck, idle, sizing
+from godwit.control.scaling_decisions import ScalingDecider
 from tests.sim.load import LOADS, RULES, TARGET_S, USEFUL_MAX, Flock, compared, sine
 
 TRUE_RATE = 1000.0
@@ -18,7 +18,7 @@ NOTE = Path(__file__).parents[2] / "design" / "008-following-the-load.md"
 
 
 def flock(rules: list[Rule], hosts: int = 1, maximum: int = 30, change_s: int = 2) -> Flock:
-    return Flock(Decider(rules, 1, maximum), hosts, TRUE_RATE, change_s)
+    return Flock(ScalingDecider(rules, 1, maximum), hosts, TRUE_RATE, change_s)
 
 
 def changes(sizes: list[int]) -> int:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import godwit
 from godwit.bench.tally import BALLAST, ballast
 from godwit.spark import workload_source as workload
-from godwit.spark.change.migrations import Migration
+from godwit.spark.change.migration_handle import Migration
 from godwit.state.codec import compile_codec
 from godwit.state.variables import Variable
 from godwit.workload import Workload

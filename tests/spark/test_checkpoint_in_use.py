@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import godwit
 from godwit.errors import CheckpointInUse, CheckpointMismatch, DefinitionError, NotEnoughSlots
-from godwit.spark.hosts.hosting import TASK_ENDED
+from godwit.spark.hosts.host_jobs import TASK_ENDED
 from tests.spark.flocks import OPERATOR, Count, Kept, KeyCount, assert_exact, drain, reach, start, state_of
 
 COUNTED = KeyCount(1_000, per_batch=200)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from godwit.spark.change import rescuing
+from godwit.spark.change import lost_hosts
 from tests.spark.flocks import pid_of, wait_until
 from tests.spark.stage import Stage, staged
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rescuing, "REPLACE_AFTER_S", 0.5)
+    monkeypatch.setattr(lost_hosts, "REPLACE_AFTER_S", 0.5)
 
 
 def disks_of(root: Path, count: int = 3) -> dict[str, Any]:

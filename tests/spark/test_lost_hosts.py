@@ -9,14 +9,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from godwit.runtime.takeover import rescue
-from godwit.spark.change import rescuing
+from godwit.spark.change import lost_hosts
 from tests.spark.flocks import OPERATOR, kill_host, wait_until
 from tests.spark.stage import Stage, staged
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rescuing, "REPLACE_AFTER_S", 0.5)
+    monkeypatch.setattr(lost_hosts, "REPLACE_AFTER_S", 0.5)
 
 
 def lost(stage: Stage) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from godwit.spark.change.migrations import Migration
+from godwit.spark.change.migration_handle import Migration
 from tests.spark.flocks import OPERATOR, kill_host, under_way, wait_until
 from tests.spark.stage import Stage, staged
 

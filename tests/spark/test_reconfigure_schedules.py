@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from godwit.control.moves import groups_in
 from godwit.control.step_order import ORDERS
-from godwit.spark.change.migrations import Migration
+from godwit.spark.change.migration_handle import Migration
 from tests.spark.flocks import OPERATOR, KeyCount
 from tests.spark.stage import Answer, Stage, left_alone, staged
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import godwit
 from godwit.model.routing import GROUPS
-from godwit.spark.change import rescuing
+from godwit.spark.change import lost_hosts
 from tests.integration.bells import Bells
 from tests.spark.flocks import OPERATOR, Kept, KeyCount, drain, kill_host, pid_of, reach, start, wait_until
 
@@ -49,7 +49,7 @@ def check(sink: Kept, work: KeyCount) -> None:
 def test_hosts_that_are_lost_while_they_fire_are_taken_over(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rescuing, "REPLACE_AFTER_S", 0.2)
+    monkeypatch.setattr(lost_hosts, "REPLACE_AFTER_S", 0.2)
     signals = tmp_path / "signals"
     signals.mkdir()
     work, sink = KeyCount(60_000, keys=120, per_batch=250, per_second=1_500), Kept()

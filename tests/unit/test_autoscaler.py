@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from godwit.control.measures import Load, OperatorLoad, Sample
+from godwit.control.load_measures import InstanceLoad, OperatorLoad, Sample
 from godwit.control.rules import Rule, bottleneck, hot_keys
 from godwit.errors import HostUnavailable, NotEnoughSlots
-from godwit.spark.change.autoscaler import Asked, Autoscaler
+from godwit.spark.change.autoscaler import Autoscaler, AutoscalerSettings
 from godwit.spark.checkpoint.history import History
 from tests.spark.flocks import wait_until
 
@@ -35,7 +35,9 @@ class Flock:
         self.looks += 1
         if self.trouble is not None:
             raise self.trouble
-        loads = {f"host-{at}": Load(useful=u, rows_per_s=u, true_rows_per_s=1.0) for at, u in enumerate(self.useful)}
+        loads = {
+            f"host-{at}": InstanceLoad(useful=u, rows_per_s=u, true_rows_per_s=1.0) for at, u in enumerate(self.useful)
+        }
         return Sample(float(self.looks), tuple(loads), {"count": OperatorLoad(loads)})
 
     def roster(self) -> tuple[int, int]:
@@ -80,7 +82,7 @@ class Scene:
 
     def follow(self, flock: Flock, *rules: Rule, dry_run: bool = False, warm: int = 0, maximum: int = 4) -> Autoscaler:
         port: Any = flock
-        request = Asked(list(rules), 1, maximum, 0.01, warm)
+        request = AutoscalerSettings(list(rules), 1, maximum, 0.01, warm)
         self._started.append(Autoscaler(request, dry_run, port, port, self.history))
         return self._started[-1]
 

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from godwit.control.claims import Claim
+from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move
-from godwit.control.report import Course
 from godwit.model.units import Units
-from godwit.spark.change.migrations import Migration
-from godwit.spark.change.reconfigure import Reconfiguration, Request
+from godwit.spark.change.migration_handle import Migration
+from godwit.spark.change.request_queue import QueuedRequest, RequestQueue
 
 GROUPS = Units(frozenset((1, 2)))
 
 
-def kept(stood: bool) -> tuple[Reconfiguration, Migration, Course]:
+def kept(stood: bool) -> tuple[RequestQueue, Migration, MoveProgress]:
     nothing: Any = SimpleNamespace()
-    changes = Reconfiguration(nothing, nothing, nothing, nothing, "test")
+    changes = RequestQueue(nothing, nothing, nothing, nothing, "test")
     options: Any = None
     migration = Migration("m1", "standby", options, lambda *_: None)
-    course = Course(Move("count", "host-0", "host-1", GROUPS), stood=stood)
+    course = MoveProgress(Move("count", "host-0", "host-1", GROUPS), stood=stood)
     migration.courses.append(course)
-    changes._line.append(Request(migration, lambda: None, Claim.of([course.move])))  # type: ignore[arg-type,return-value]
+    changes._line.append(QueuedRequest(migration, lambda: None, Claim.of([course.move])))  # type: ignore[arg-type,return-value]
     return changes, migration, course
 
 

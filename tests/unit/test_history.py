@@ -15,8 +15,8 @@ from godwit.model.ownership import Incoming, Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
+from godwit.spark.checkpoint.flock_directory import FlockDirectory, read_roster
 from godwit.spark.checkpoint.history import FILE, History
-from godwit.spark.checkpoint.home import Home, read_roster
 from godwit.spark.define.timer_source import TimerReader
 from godwit.transport.flight import Service
 
@@ -61,16 +61,16 @@ def test_a_request_without_an_outcome_is_unfinished(tmp_path: Path) -> None:
 
 
 def test_a_flock_has_the_hosts_it_began_with_until_some_join_or_leave(tmp_path: Path) -> None:
-    home = Home.open(tmp_path, 2, 8)
+    home = FlockDirectory.open(tmp_path, 2, 8)
     assert home.roster() == ("host-0", "host-1")
     assert read_roster(tmp_path) == ()
     home.keep_roster(["host-1", "host-2"])
-    assert Home.open(tmp_path, 2, 8).roster() == read_roster(tmp_path) == ("host-1", "host-2")
+    assert FlockDirectory.open(tmp_path, 2, 8).roster() == read_roster(tmp_path) == ("host-1", "host-2")
     assert home.routing.hosts == ("host-0", "host-1"), "how it began does not change"
 
 
 def test_names_of_hosts_are_never_used_again(tmp_path: Path) -> None:
-    home = Home.open(tmp_path, 2, 8)
+    home = FlockDirectory.open(tmp_path, 2, 8)
     assert home.next_hosts(2) == ["host-2", "host-3"]
     home.keep_roster(["host-0", "host-1", "host-2", "host-3"])
     home.keep_roster(["host-0"])
@@ -79,14 +79,14 @@ def test_names_of_hosts_are_never_used_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"next": 3}'])
 def test_a_damaged_roster_is_corrupt(tmp_path: Path, text: str) -> None:
-    home = Home.open(tmp_path, 2, 8)
+    home = FlockDirectory.open(tmp_path, 2, 8)
     (tmp_path / "roster.json").write_text(text)
     with pytest.raises(CheckpointCorrupt, match=r"roster\.json"):
         home.roster()
 
 
 def test_timers_of_hosts_that_joined_since_are_asked_for_too(tmp_path: Path) -> None:
-    home = Home.open(tmp_path, 2, 8)
+    home = FlockDirectory.open(tmp_path, 2, 8)
     service = Service("127.0.0.1", "token", {"timers_due": lambda _: {"due": True}})
     host_directory(str(tmp_path), "host-2").mkdir(parents=True)
     write_lease(host_directory(str(tmp_path), "host-2"), Lease(1, f"127.0.0.1:{service.port}", 1))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from godwit.errors import HostUnavailable
-from godwit.spark.hosts.host_measures import Measuring
+from godwit.spark.hosts.host_measures import HostMeasures
 
 
 class Flock:
@@ -48,9 +48,9 @@ def instance(
     }
 
 
-def measuring(answers: dict[str, dict[str, Any] | None], warm: tuple[str, ...] = ()) -> Measuring:
+def measuring(answers: dict[str, dict[str, Any] | None], warm: tuple[str, ...] = ()) -> HostMeasures:
     flock: Any = Flock(answers, warm)
-    return Measuring(flock, flock, flock)
+    return HostMeasures(flock, flock, flock)
 
 
 def test_hosts_are_added_up() -> None:

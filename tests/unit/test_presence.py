@@ -17,7 +17,7 @@ from godwit.errors import CheckpointInUse, DefinitionError
 from godwit.runtime.liveness import presence
 from godwit.runtime.liveness.leases import check_owner, write_owner
 from godwit.runtime.liveness.presence import Owner, Presence, ask_owner, read_owner
-from godwit.spark.checkpoint.opening import check_free, myself
+from godwit.spark.checkpoint.checkpoint_in_use import check_not_in_use, owner_of_this_process
 
 
 @pytest.fixture
@@ -80,35 +80,35 @@ def test_a_checkpoint_in_use_is_refused_by_name_unless_it_is_to_be_taken_over(li
     own(tmp_path, owner_at(living.address))
     said = rf"in use by application local-1 \(pid {os.getpid()} on .*{living.address}\) since 2026.*take_over=True"
     with pytest.raises(CheckpointInUse, match=said):
-        check_free(tmp_path, take_over=False)
-    assert "taken over from application local-1" in check_free(tmp_path, take_over=True)
+        check_not_in_use(tmp_path, take_over=False)
+    assert "taken over from application local-1" in check_not_in_use(tmp_path, take_over=True)
 
 
 @pytest.mark.parametrize("take_over", [False, True])
 def test_a_checkpoint_that_nobody_has_is_free(living: Presence, tmp_path: Path, take_over: bool) -> None:
-    assert check_free(tmp_path / "new", take_over) == ""
+    assert check_not_in_use(tmp_path / "new", take_over) == ""
     gone = Presence("127.0.0.1", "abcd1234")
     gone.close()
     own(tmp_path, owner_at(gone.address))
-    assert check_free(tmp_path, take_over) == ""
+    assert check_not_in_use(tmp_path, take_over) == ""
     own(tmp_path, replace(owner_at(living.address), closed=True))
-    assert check_free(tmp_path, take_over) == ""
+    assert check_not_in_use(tmp_path, take_over) == ""
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"incarnation": "a", "closed": false}'])
 def test_an_owner_of_an_older_version_or_a_torn_file_is_not_asked(tmp_path: Path, content: str) -> None:
     (tmp_path / "owner.json").write_text(content)
     assert read_owner(tmp_path) is None
-    assert check_free(tmp_path, take_over=False) == ""
+    assert check_not_in_use(tmp_path, take_over=False) == ""
 
 
 def test_it_is_remembered_that_the_owner_could_not_be_asked(living: Presence, tmp_path: Path) -> None:
     own(tmp_path, replace(owner_at(living.address), machine="elsewhere"))
-    assert "listens to that one only" in check_free(tmp_path, take_over=False)
+    assert "listens to that one only" in check_not_in_use(tmp_path, take_over=False)
 
 
 def test_what_a_flock_writes_of_itself_is_what_is_read(living: Presence, tmp_path: Path) -> None:
-    write_owner(str(tmp_path), "abcd1234", **myself("local-7", living.address))
+    write_owner(str(tmp_path), "abcd1234", **owner_of_this_process("local-7", living.address))
     owner = read_owner(tmp_path)
     assert owner is not None
     assert (owner.application, owner.pid, owner.closed) == ("local-7", os.getpid(), False)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.control.claims import Claim
+from godwit.control.migration_report import MoveProgress, progress, stall, totals
 from godwit.control.moves import Move, groups_in, record, recorded, spans
-from godwit.control.report import Course, progress, stall, totals
 from godwit.control.step_order import ORDERS, STEP_UNITS, STEP_UNITS_SMALL, matching, rounds, step_units, steps
 from godwit.model.units import Unit, Units
 
@@ -186,7 +186,7 @@ def answer(keys: int, moved: list[int], phase: str, wait_ms: float) -> dict[str,
 
 
 def test_a_second_try_adds_to_what_the_first_has_moved() -> None:
-    course = Course(move("a", "b", 1, 2, 3))
+    course = MoveProgress(move("a", "b", 1, 2, 3))
     course.heard(answer(4, [1], "lost", 3.0))
     course.heard(answer(5, [1], "lost", 3.0))
     course.try_ended()

@@ -30,8 +30,8 @@ from godwit.runtime.liveness.leases import (
 )
 from godwit.runtime.liveness.wills import read_will, write_will
 from godwit.runtime.router.routing_table import read_routing, write_routing
+from godwit.spark.checkpoint.flock_directory import FlockDirectory, read_roster
 from godwit.spark.checkpoint.history import History
-from godwit.spark.checkpoint.home import Home, read_roster
 from godwit.state.documents import make_directory, replace_document
 
 ERROR = ProcessorTimeout("too long", operator="speed")
@@ -97,8 +97,10 @@ KINDS = {
         lambda c: read_routing(str(c), "speed"),
         False,
     ),
-    "flock": Kind("flock.json", lambda c: Home.open(c, 2, 16), lambda c: Home.open(c, 2, 16), False),
-    "roster": Kind("roster.json", lambda c: Home.open(c, 2, 16).keep_roster(["host-0"]), read_roster, False),
+    "flock": Kind(
+        "flock.json", lambda c: FlockDirectory.open(c, 2, 16), lambda c: FlockDirectory.open(c, 2, 16), False
+    ),
+    "roster": Kind("roster.json", lambda c: FlockDirectory.open(c, 2, 16).keep_roster(["host-0"]), read_roster, False),
 }
 GARBAGE = [b"", b"{", b"[]", b"{}", b"null", b"7", b'"text"', b"\xff\xfe\x00", b"\x00" * 64, b'{"generation": "x"}']
 

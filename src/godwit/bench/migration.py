@@ -27,7 +27,7 @@ from godwit.bench.watch import Watch
 from godwit.bench.workloads import LANES, NAME, computation
 from godwit.errors import GodwitError
 from godwit.model.routing import GROUPS
-from godwit.spark.change.migrations import Migration
+from godwit.spark.change.migration_handle import Migration
 from godwit.workload import Workload
 
 SHOWN_BEFORE_S: Final = 5.0

@@ -1,7 +1,7 @@
 """Which rules can work, alone and together, on a flock of so many hosts; the others are refused when they are set.
 
 What is refused is told with the rule, the reason and the way out. That a rule can work does not mean that it will act: when it
-does is decided in `elastic`.
+does is decided in `scaling_decisions`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any, Final
 
-from godwit.control.measures import METRICS, shown
+from godwit.control.load_measures import METRICS, shown
 from godwit.control.rules import ACTIONS, IN, OUT, SIZE, SPREAD, Rule
 from godwit.errors import DefinitionError
 

@@ -1,8 +1,8 @@
-"""Rules by which a flock follows its load, as data: what is looked at, from when on, for how long, and what is done then.
+"""Rules of the autoscaler, as data: which metric is read, above or below which number, for how long, and the action then.
 
-Ready rules: a bottleneck from 70 % useful time on (SEEP), sizing in one pass from true rates (DS2: what comes in, divided by
-what an instance does in its useful time), hot keys, memory, idleness. When a rule acts is decided in `elastic`, which rules can
-work in `rule_checks`.
+Ready rules: a bottleneck above 70 % useful time (SEEP), sizing in one pass from true rates (DS2: rows that come in, divided by
+the rows that an instance applies in a second of useful time), hot keys, memory, idleness. `scaling_decisions` decides when a
+rule acts, `rule_checks` which rules can work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from godwit.control.measures import shown
+from godwit.control.load_measures import shown
 from godwit.errors import DefinitionError
 
 OUT, IN, SIZE, SPREAD = "scale-out", "scale-in", "size", "spread"

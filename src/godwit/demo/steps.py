@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import godwit
 from godwit.bench.load import Running
-from godwit.spark.change.migrations import Migration
+from godwit.spark.change.migration_handle import Migration
 
 HOT: Final = 10
 SHOWN_EVERY_S: Final = 0.05

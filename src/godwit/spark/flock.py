@@ -24,32 +24,32 @@ from godwit.runtime.liveness.leases import check_owner, write_owner
 from godwit.runtime.liveness.presence import Presence
 from godwit.runtime.processor.native import Processor
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.spark.change.autoscaler import Autoscaler, RulesGiven, checked_asked
-from godwit.spark.change.carrying import Carrier
-from godwit.spark.change.flock_copy import Copier, restore
-from godwit.spark.change.migrations import Migration
-from godwit.spark.change.reconfigure import Reconfiguration
-from godwit.spark.change.requests import MoveOptions, asked_units
-from godwit.spark.change.rescuing import Recovery, Rescuer
-from godwit.spark.checkpoint.admission import Admission
+from godwit.spark.change.autoscaler import Autoscaler, RulesGiven, checked_settings
+from godwit.spark.change.flock_copy import FlockCopier, start_from_copy
+from godwit.spark.change.lost_hosts import LostHostHandler, Recovery
+from godwit.spark.change.migration_handle import Migration
+from godwit.spark.change.move_options import MoveOptions, chosen_units
+from godwit.spark.change.request_queue import RequestQueue
+from godwit.spark.change.run_moves import MoveRunner
+from godwit.spark.checkpoint.checkpoint_in_use import check_not_in_use, owner_of_this_process
 from godwit.spark.checkpoint.disks import Disks, checked_disks
+from godwit.spark.checkpoint.durability_choice import choose_storage
+from godwit.spark.checkpoint.flock_directory import FlockDirectory, checked_path
 from godwit.spark.checkpoint.history import History
-from godwit.spark.checkpoint.home import Home, checked_path
-from godwit.spark.checkpoint.opening import check_free, myself
+from godwit.spark.checkpoint.run_admission import RunAdmission
 from godwit.spark.checkpoint.state_view import state_frame
-from godwit.spark.checkpoint.storage import chosen
 from godwit.spark.define import timer_source
 from godwit.spark.define.arguments import check_arguments, check_session, check_silence, check_slots, key_names
-from godwit.spark.define.defining import Definer
+from godwit.spark.define.operator_registry import OperatorRegistry
 from godwit.spark.define.operators import Definition, OperatorOptions
-from godwit.spark.hosts.backup_peers import Keepers
-from godwit.spark.hosts.host_measures import Measuring
-from godwit.spark.hosts.hosting import TASK_ENDED, HostJob, Hosts
+from godwit.spark.hosts.backup_peers import BackupPeers
+from godwit.spark.hosts.flock_status import flock_status
+from godwit.spark.hosts.host_jobs import TASK_ENDED, HostJob, Hosts
+from godwit.spark.hosts.host_measures import HostMeasures
 from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.noticing import Noticing
-from godwit.spark.hosts.owners import Owners, RoutingView
-from godwit.spark.hosts.slots import Slots, taken_slots
-from godwit.spark.hosts.status import flock_status
+from godwit.spark.hosts.owner_tables import OwnerTables, RoutingView
+from godwit.spark.hosts.silent_hosts import SilentHostMonitor
+from godwit.spark.hosts.task_slots import TaskSlots, taken_slots
 from godwit.state.changelog import Durability
 from godwit.transport.addresses import ALL
 
@@ -57,7 +57,7 @@ Keys = str | list[str] | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FlockSettings:
     token: str
     bind: str
     durability: Durability
@@ -121,16 +121,16 @@ class Flock:
         check_silence(silent_s)
         check_session(spark)
         path = checked_path(checkpoint)
-        before = check_free(path, take_over)
+        before = check_not_in_use(path, take_over)
         taken = taken_slots(spark.sparkContext, str(path))
         check_slots(spark, hosts, taken)
         self._spark = spark
         if start_from is not None:
-            restore(start_from, path)
-        self._home = Home.open(checkpoint, hosts, groups)
-        self._storage = chosen(durability, bind, self._home.path, on_disks)
+            start_from_copy(start_from, path)
+        self._home = FlockDirectory.open(checkpoint, hosts, groups)
+        self._storage = choose_storage(durability, bind, self._home.path, on_disks)
         durable = self._storage.durability
-        self._settings = Settings(
+        self._settings = FlockSettings(
             token or secrets.token_urlsafe(24), bind, durable, memory_max_bytes, segment_bytes_max, backup
         )
         check_slots(spark, len(self._home.roster()), taken)
@@ -138,7 +138,7 @@ class Flock:
         self._closing = threading.Lock()
         self._closed = False
         self._autoscaler: Autoscaler | None = None
-        self._admission = Admission(spark, onGap == "accept")
+        self._admission = RunAdmission(spark, onGap == "accept")
         self._disks = Disks(self._home.path, self._home.flock, on_disks)
         self._wire(recovery, silent_s, wait_s)
         timer_source.register(spark)
@@ -148,7 +148,7 @@ class Flock:
     def _wire(self, recovery: Recovery, silent_s: float | None, wait_s: float) -> None:
         """Who does what, and whom each knows."""
         spark, bind, token = self._spark, self._settings.bind, self._settings.token
-        self._slots = Slots(spark.sparkContext, self._home.flock, self._unseated)
+        self._slots = TaskSlots(spark.sparkContext, self._home.flock, self._unseated)
         driver = spark.sparkContext.getConf().get("spark.driver.host") if bind in ALL else None
         self._controller = Controller(
             bind,
@@ -162,16 +162,16 @@ class Flock:
             waits=self._slots.waits,
         )
         self._presence = Presence(bind, self._incarnation, driver)
-        self._keepers = Keepers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
+        self._keepers = BackupPeers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
         self._hosts = Hosts(self._job, self._controller, token)
         self._history = History(self._home.path)
         receiver = None if silent_s is None else HeartbeatReceiver(bind, token, self._incarnation, driver)
-        self._noticing = Noticing(receiver, silent_s or 0.0, self._hosts, self._history)
-        self._owners = Owners(self._home, self._hosts, self._history)
+        self._noticing = SilentHostMonitor(receiver, silent_s or 0.0, self._hosts, self._history)
+        self._owners = OwnerTables(self._home, self._hosts, self._history)
         self._members = Membership(
             self._home, self._hosts, self._owners, self._history, self._check_slots, self._stop_queries
         )
-        self._definer = Definer(
+        self._definer = OperatorRegistry(
             spark,
             self._home,
             self._hosts,
@@ -183,10 +183,10 @@ class Flock:
             wait_s,
             self._incarnation,
         )
-        self._measuring = Measuring(self._hosts, self._members, self._owners)
-        carrier = Carrier(self._hosts, self._owners, self._history, self._definer.operators.__contains__)
-        self._changes = Reconfiguration(self._owners, self._members, carrier, self._history, self._incarnation)
-        self._rescuer = Rescuer(
+        self._measuring = HostMeasures(self._hosts, self._members, self._owners)
+        carrier = MoveRunner(self._hosts, self._owners, self._history, self._definer.operators.__contains__)
+        self._changes = RequestQueue(self._owners, self._members, carrier, self._history, self._incarnation)
+        self._rescuer = LostHostHandler(
             self._home,
             self._hosts,
             self._owners,
@@ -197,13 +197,13 @@ class Flock:
             self._settings.durability,
             self._active_scopes,
         )
-        self._copier = Copier(self._home, self._hosts, lambda: self._admission.bindings, self._changes.keys_move)
+        self._copier = FlockCopier(self._home, self._hosts, lambda: self._admission.bindings, self._changes.keys_move)
 
     def _open(self, hosts: int, before: str) -> None:
         """`before`: what is to be remembered of the flock that had the checkpoint."""
         try:
             self._slots.take(str(self._home.path), lambda: len(self._home.roster()))
-            who = myself(str(self._spark.sparkContext.applicationId), self._presence.address)
+            who = owner_of_this_process(str(self._spark.sparkContext.applicationId), self._presence.address)
             write_owner(str(self._home.path), self._incarnation, **who)
             if before:
                 self._history.add("opened", before=before)
@@ -450,7 +450,7 @@ class Flock:
 
         A key stays where it was put when its group moves later, until it is moved again or its host leaves.
         """
-        units = asked_units(self._known_stream(operator), keys, groups, self._owners.group_count())
+        units = chosen_units(self._known_stream(operator), keys, groups, self._owners.group_count())
         return self._changes.move(operator, units, to, options)
 
     def drain(self, host: str, **options: Unpack[MoveOptions]) -> Migration:
@@ -479,7 +479,7 @@ class Flock:
         """
         spec = self._known_stream(operator)
         some = keys is not None or groups is not None
-        units = asked_units(spec, keys, groups, self._owners.group_count()) if some else None
+        units = chosen_units(spec, keys, groups, self._owners.group_count()) if some else None
         return self._changes.standby(operator, units, to, options)
 
     def autoscale(
@@ -503,7 +503,7 @@ class Flock:
         if self._autoscaler is not None and self._autoscaler.running:
             raise DefinitionError("rules are being followed already", todo="Call stop() of the handle before")
         hosts, operators, taken = len(self._members.hosts()), self._owners.names(), self._taken_slots()
-        asked = checked_asked(self._spark, taken, hosts, operators, rules, minimum, maximum, every_s, warm)
+        asked = checked_settings(self._spark, taken, hosts, operators, rules, minimum, maximum, every_s, warm)
         self._autoscaler = Autoscaler(asked, dry_run, self._measuring, self._changes, self._history)
         return self._autoscaler
 

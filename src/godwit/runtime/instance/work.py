@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from godwit.control.offered import KEPT
+from godwit.control.offered_rate import BATCHES_KEPT
 from godwit.errors import GodwitError
 from godwit.model.progress import BatchRef
 from godwit.runtime.processor.rows import Index, Times
@@ -110,7 +110,7 @@ class Counters:
         default_factory=lambda: deque(maxlen=64)
     )  # (each stands for, some of late)
     recent: deque[tuple[int, int, int]] = field(
-        default_factory=lambda: deque(maxlen=KEPT)
+        default_factory=lambda: deque(maxlen=BATCHES_KEPT)
     )  # (batch, began at ms, rows before it)
 
     def sample(self, hashes: Index) -> None:

@@ -1,7 +1,7 @@
-"""A flock that follows its load: a thread that looks at measures, lets rules decide, and asks for what they decide.
+"""The autoscaler: a thread that reads the measures of the hosts, lets rules decide, and requests what they decide.
 
-What is decided, and when, is in `control.elastic`; how keys move is the flock's own way. Here: looking every so often, carrying
-out one decision at a time, telling each in the history before it is carried out, and keeping hosts warm.
+Decides when to look and how many empty hosts stay started. What a rule decides is in `control.scaling_decisions`; how keys move
+is in `request_queue`. One decision is carried out at a time, and written to the history before that.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from godwit.control import rules as ready
-from godwit.control.elastic import REBALANCE, Decider, Decision
 from godwit.control.rule_checks import checked
 from godwit.control.rules import Rule, parsed
+from godwit.control.scaling_decisions import REBALANCE, Decision, ScalingDecider
 from godwit.errors import DefinitionError, GodwitError
-from godwit.spark.change.migrations import Migration
-from godwit.spark.change.reconfigure import Reconfiguration
+from godwit.spark.change.migration_handle import Migration
+from godwit.spark.change.request_queue import RequestQueue
 from godwit.spark.checkpoint.history import History
 from godwit.spark.define.arguments import check_slots, slots_of
-from godwit.spark.hosts.host_measures import Measuring
+from godwit.spark.hosts.host_measures import HostMeasures
 
 RulesGiven = Rule | Iterable[Rule | list[Rule]] | str | os.PathLike[str] | None
 FOR_TASKS: Final = 2  # slots that are left to the query unless a maximum is given
@@ -32,7 +32,7 @@ STOP_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AutoscalerSettings:
     """What is asked of an autoscaler, checked."""
 
     rules: list[Rule]
@@ -42,7 +42,7 @@ class Asked:
     warm: int
 
 
-def checked_asked(
+def checked_settings(
     spark: SparkSession,
     taken: Mapping[str, int],
     hosts: int,
@@ -52,7 +52,7 @@ def checked_asked(
     maximum: Any,
     every_s: Any,
     warm: Any,
-) -> Asked:
+) -> AutoscalerSettings:
     most = max(hosts, slots_of(spark) - sum(taken.values()) - FOR_TASKS) if maximum is None else maximum
     rules = checked(_read(given), minimum, most, operators)
     check_slots(spark, most, taken)
@@ -62,7 +62,7 @@ def checked_asked(
         raise DefinitionError(
             f"warm={warm!r} is not possible with at most {most} hosts", todo=f"Give a number from 0 to {most - 1}"
         )
-    return Asked(rules, minimum, most, float(every_s), warm)
+    return AutoscalerSettings(rules, minimum, most, float(every_s), warm)
 
 
 def _read(given: RulesGiven) -> Any:
@@ -82,14 +82,14 @@ class Autoscaler:
     """What `Flock.autoscale` gives. stop() ends it; what has been asked for by then is still carried out."""
 
     def __init__(
-        self, asked: Asked, dry_run: bool, measuring: Measuring, changes: Reconfiguration, history: History
+        self, asked: AutoscalerSettings, dry_run: bool, measuring: HostMeasures, changes: RequestQueue, history: History
     ) -> None:
         self._asked_for = asked
         self._dry_run = dry_run
         self._measuring = measuring
         self._changes = changes
         self._history = history
-        self._decider = Decider(asked.rules, asked.minimum, asked.maximum, warm=asked.warm > 0)
+        self._decider = ScalingDecider(asked.rules, asked.minimum, asked.maximum, warm=asked.warm > 0)
         self._made: list[dict[str, Any]] = []
         self._migration: Migration | None = None
         self._warming: Migration | None = None

@@ -15,10 +15,10 @@ from typing import Any, Final
 from urllib.parse import urlparse
 
 from godwit.errors import CheckpointUnusable, DefinitionError, HostUnavailable
-from godwit.spark.checkpoint.admission import Binding
+from godwit.spark.checkpoint.flock_directory import FlockDirectory, checked_path, new_name, read_document, replace_json
 from godwit.spark.checkpoint.history import now_text
-from godwit.spark.checkpoint.home import Home, checked_path, new_name, read_document, replace_json
-from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.checkpoint.run_admission import Binding
+from godwit.spark.hosts.host_jobs import Hosts
 from godwit.state.damage import unusable
 
 NOTE: Final = "copy.json"
@@ -28,12 +28,12 @@ OURS: Final = ("flock.json", "roster.json", "history.jsonl", "operators", "routi
 ORDER: Final = ("commits", "offsets")  # what is committed has been planned before: never the other way round
 
 
-class Copier:
+class FlockCopier:
     """`bindings`: the query of each operator; `keys_move`: while they do, two hosts may both seem to own them."""
 
     def __init__(
         self,
-        home: Home,
+        home: FlockDirectory,
         hosts: Hosts,
         bindings: Callable[[], Mapping[str, Binding]],
         keys_move: Callable[[], bool],
@@ -88,7 +88,7 @@ class Copier:
                     self._hosts.ask_now(host, "hold", held=False)
 
 
-def restore(copy: Any, checkpoint: Path) -> None:
+def start_from_copy(copy: Any, checkpoint: Path) -> None:
     """Make a checkpoint of a copy; the copy stays as it is, and can be started from again."""
     path = checked_path(copy)
     if not (path / NOTE).exists():

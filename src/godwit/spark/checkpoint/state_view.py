@@ -21,13 +21,13 @@ from godwit.runtime.reading.export import state_schema
 from godwit.runtime.reading.log_reader import LogReader
 from godwit.runtime.reading.state_reader import StateReader
 from godwit.runtime.router.routing_table import read_routing
-from godwit.spark.checkpoint.admission import Binding, committed_batch
-from godwit.spark.checkpoint.home import Home
+from godwit.spark.checkpoint.flock_directory import FlockDirectory
+from godwit.spark.checkpoint.run_admission import Binding, committed_batch
 
 
 def state_frame(
     spark: SparkSession,
-    home: Home,
+    home: FlockDirectory,
     incarnation: str,
     token: str,
     spec: OperatorSpec,
@@ -49,7 +49,7 @@ def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator
     A flock that has the checkpoint open goes on undisturbed: its logs are read, and nothing is written. Every key is shown as
     of a committed batch, the newest or, while one is being processed, the one before it.
     """
-    home = Home.found(checkpoint)
+    home = FlockDirectory.found(checkpoint)
     known = home.operator(str(operator))
     if known is None:
         raise DefinitionError(
@@ -70,7 +70,7 @@ def _committed(spark: SparkSession, binding: Binding | None) -> int:
     return committed_batch(spark, binding.checkpoint) if binding else -1
 
 
-def _parts(home: Home, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:
+def _parts(home: FlockDirectory, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:
     routing = read_routing(str(home.path), operator) or home.routing
     return tuple((host, frozenset(routing.groups_of(host))) for host in routing.hosts)
 

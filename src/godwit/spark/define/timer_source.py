@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from godwit.errors import GodwitError
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.router.route import Route
-from godwit.spark.checkpoint.home import read_roster
+from godwit.spark.checkpoint.flock_directory import read_roster
 from godwit.transport import line
 from godwit.transport.flight import Client
 

@@ -11,7 +11,7 @@ from godwit.runtime.controller import Registered
 from godwit.spark.checkpoint.disks import Disks
 
 
-class Keepers:
+class BackupPeers:
     """`serving`: the hosts as they announced themselves. One that is only away for a moment keeps what it keeps."""
 
     def __init__(

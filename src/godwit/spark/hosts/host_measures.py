@@ -6,18 +6,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from godwit.control.measures import METRICS, HotKey, Load, OperatorLoad, Sample
-from godwit.control.offered import offered
+from godwit.control.load_measures import METRICS, HotKey, InstanceLoad, OperatorLoad, Sample
+from godwit.control.offered_rate import offered
 from godwit.errors import GodwitError
-from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.hosts.host_jobs import Hosts
 from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owners import Owners
+from godwit.spark.hosts.owner_tables import OwnerTables
 
 Told = dict[str, dict[str, Any]]  # what instances of an operator say, by host
 
 
-class Measuring:
-    def __init__(self, hosts: Hosts, members: Membership, owners: Owners) -> None:
+class HostMeasures:
+    def __init__(self, hosts: Hosts, members: Membership, owners: OwnerTables) -> None:
         self._hosts = hosts
         self._members = members
         self._owners = owners
@@ -76,10 +76,10 @@ class Measuring:
         }
 
 
-def _instance(told: Mapping[str, Any]) -> Load:
+def _instance(told: Mapping[str, Any]) -> InstanceLoad:
     short, long = told["gauges"]["short"], told["gauges"]["long"]
     true = short["true_rows_per_s"] or long["true_rows_per_s"]
-    return Load(short["useful"], short["rows_per_s"], true, short["wait_ms"], told["bytes"], told["keys"])
+    return InstanceLoad(short["useful"], short["rows_per_s"], true, short["wait_ms"], told["bytes"], told["keys"])
 
 
 def _offered(told: Told) -> float | None:

@@ -18,10 +18,10 @@ from godwit.runtime.controller import operator_json
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import read_will
 from godwit.runtime.processor.codeless import codeless
+from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
-from godwit.spark.checkpoint.home import Home
-from godwit.spark.hosts.hosting import Hosts
-from godwit.spark.hosts.owners import Owners
+from godwit.spark.hosts.host_jobs import Hosts
+from godwit.spark.hosts.owner_tables import OwnerTables
 
 ASK_GAP_S = 0.02
 
@@ -31,9 +31,9 @@ class Membership:
 
     def __init__(
         self,
-        home: Home,
+        home: FlockDirectory,
         hosts: Hosts,
-        owners: Owners,
+        owners: OwnerTables,
         history: History,
         check_slots: Callable[[int], None],
         stop_queries: Callable[[], None],

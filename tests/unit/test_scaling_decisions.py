@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 from godwit.control.costs import Costs
-from godwit.control.elastic import Decider, Decision
-from godwit.control.measures import METRICS, HotKey, Load, OperatorLoad, Sample
+from godwit.control.load_measures import METRICS, HotKey, InstanceLoad, OperatorLoad, Sample
 from godwit.control.rules import Rule, bottleneck, hot_keys, idle, memory_pressure, sizing
+from godwit.control.scaling_decisions import Decision, ScalingDecider
 
 
 def operator(useful: list[float], offered: float | None = None, hot: float = 0.0, **more: Any) -> OperatorLoad:
     """Hosts that do 1,000 rows in a second of work each."""
     loads = {
-        f"host-{at}": Load(useful=share, rows_per_s=1000 * share, true_rows_per_s=1000 if share else None, **more)
+        f"host-{at}": InstanceLoad(
+            useful=share, rows_per_s=1000 * share, true_rows_per_s=1000 if share else None, **more
+        )
         for at, share in enumerate(useful)
     }
     keys = (HotKey("C1", 17, "host-0", hot),) if hot else ()
@@ -28,11 +30,11 @@ def sample(at_s: float, *useful: float, offered: float | None = None, hot: float
     return Sample(at_s, names, {"count": operator(list(useful), offered, hot, **more)})
 
 
-def decider(*rules: Rule, minimum: int = 1, maximum: int = 8, **more: Any) -> Decider:
-    return Decider(rules, minimum, maximum, **more)
+def decider(*rules: Rule, minimum: int = 1, maximum: int = 8, **more: Any) -> ScalingDecider:
+    return ScalingDecider(rules, minimum, maximum, **more)
 
 
-def ticks(decides: Decider, seconds: int, *useful: float, begin: int = 0, **more: Any) -> list[Decision]:
+def ticks(decides: ScalingDecider, seconds: int, *useful: float, begin: int = 0, **more: Any) -> list[Decision]:
     found = [decides.tick(sample(begin + at, *useful, **more)) for at in range(seconds)]
     return [decision for decision in found if decision is not None]
 

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from godwit.errors import CheckpointMismatch, StaleRun, UnsupportedQuery
-from godwit.spark.checkpoint.streams import initial_offsets, offsets_of, sources_under
+from godwit.spark.checkpoint.source_offsets import initial_offsets, offsets_of, sources_under
 
 _REFUSED = {
     "AsyncProgressTrackingMicroBatchExecution": (
@@ -35,7 +35,7 @@ class Binding:
     checkpoint: str
 
 
-class Admission:
+class RunAdmission:
     def __init__(self, spark: SparkSession, accept_gaps: bool) -> None:
         self._spark = spark
         self._accept_gaps = accept_gaps

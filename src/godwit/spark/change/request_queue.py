@@ -13,17 +13,17 @@ from typing import Any
 
 from godwit.control import planner
 from godwit.control.claims import Claim
+from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import group_count, record
-from godwit.control.report import Course
 from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, NotDeterministic
 from godwit.model.units import Units
-from godwit.spark.change.carrying import Carrier, at_once
-from godwit.spark.change.migrations import Migration, show
-from godwit.spark.change.plans import Plan, Plans
-from godwit.spark.change.requests import RESTART, MoveOptions, Options, checked_options
+from godwit.spark.change.migration_handle import Migration, show
+from godwit.spark.change.move_options import RESTART, CheckedOptions, MoveOptions, checked_options
+from godwit.spark.change.request_plans import Plan, RequestPlanner
+from godwit.spark.change.run_moves import MoveRunner, run_side_by_side
 from godwit.spark.checkpoint.history import History
 from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owners import Owners
+from godwit.spark.hosts.owner_tables import OwnerTables
 
 STANDBY = "standby"
 
@@ -32,7 +32,7 @@ Planned = Callable[[], Plan]
 
 
 @dataclass(slots=True)
-class Request:
+class QueuedRequest:
     """A request in line, from the call until it has ended."""
 
     migration: Migration
@@ -46,18 +46,18 @@ class Request:
         return Claim.of([course.move for course in self.migration.courses if not course.over])
 
 
-class Reconfiguration:
+class RequestQueue:
     def __init__(
-        self, owners: Owners, members: Membership, carrier: Carrier, history: History, incarnation: str
+        self, owners: OwnerTables, members: Membership, carrier: MoveRunner, history: History, incarnation: str
     ) -> None:
         self._owners = owners
         self._members = members
         self._carrier = carrier
         self._history = history
-        self._plans = Plans(owners, members, carrier, self._copies)
+        self._plans = RequestPlanner(owners, members, carrier, self._copies)
         self._incarnation = incarnation[:4]
         self._turn = threading.Condition()
-        self._line: list[Request] = []
+        self._line: list[QueuedRequest] = []
         self._ends = 0
         self._running = 0
         self._next = 0
@@ -108,7 +108,7 @@ class Reconfiguration:
             "standby", lambda: self._plans.copied(operator, units, to), options, operator=operator, to=to
         )
 
-    def _piecewise(self, given: MoveOptions, kind: str) -> Options:
+    def _piecewise(self, given: MoveOptions, kind: str) -> CheckedOptions:
         options = checked_options(given)
         if options.protocol == STANDBY:
             raise DefinitionError(
@@ -117,7 +117,7 @@ class Reconfiguration:
             )
         return options
 
-    def _copies(self) -> list[tuple[Migration, Course]]:
+    def _copies(self) -> list[tuple[Migration, MoveProgress]]:
         """Those that stand, and those that are to stand: what was lost is being made again."""
         with self._turn:
             kept = [request.migration for request in self._line if request.migration.kind == "standby"]
@@ -142,12 +142,12 @@ class Reconfiguration:
 
     # -- the line ----------------------------------------------------------------------------------------------------
 
-    def _submit(self, kind: str, planned: Planned, options: Options, **asked: Any) -> Migration:
+    def _submit(self, kind: str, planned: Planned, options: CheckedOptions, **asked: Any) -> Migration:
         plan = planned()  # now, so that what is wrong is told to the caller
         with self._turn:
             self._next = max(self._next + 1, self._history.next_number())
             migration = Migration(f"m{self._next}-{self._incarnation}", kind, options, self._abort)
-            request = Request(migration, planned, self._claim(plan, options))
+            request = QueuedRequest(migration, planned, self._claim(plan, options))
             against = self._against(request, plan)
             asked |= {"operators": sorted({move.operator for move in plan.moves})} | options.for_history()
             self._history.add("requested", migration=migration.id, kind=kind, **asked)
@@ -161,7 +161,7 @@ class Reconfiguration:
             show(migration, options.progress)
         return migration
 
-    def _claim(self, plan: Plan, options: Options) -> Claim:
+    def _claim(self, plan: Plan, options: CheckedOptions) -> Claim:
         """A restart takes everything down, so nothing else goes on beside it."""
         if options.protocol != RESTART:
             return plan.claim()
@@ -179,7 +179,7 @@ class Reconfiguration:
             migration=migration.id,
         )
 
-    def _against(self, request: Request, plan: Plan) -> tuple[Migration, str] | None:
+    def _against(self, request: QueuedRequest, plan: Plan) -> tuple[Migration, str] | None:
         """The first request before this one that it cannot run beside. The copies that are handed over are not in the way."""
         own = {id(standby) for standby, _ in plan.standing}
         for other in self._line:
@@ -191,7 +191,7 @@ class Reconfiguration:
                     return other.migration, reason
         return None
 
-    def _await_turn(self, request: Request) -> Plan | None:
+    def _await_turn(self, request: QueuedRequest) -> Plan | None:
         """The plan as of now, when nothing before it is in the way any more; None if it was aborted in line."""
         while True:
             with self._turn:
@@ -225,7 +225,7 @@ class Reconfiguration:
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    def _run(self, request: Request) -> None:
+    def _run(self, request: QueuedRequest) -> None:
         migration = request.migration
         outcome, reason, error = "failed", "", None
         try:
@@ -242,7 +242,7 @@ class Reconfiguration:
         finally:
             self._end(request, outcome, reason, error)
 
-    def _end(self, request: Request, outcome: str, reason: str, error: GodwitError | None) -> None:
+    def _end(self, request: QueuedRequest, outcome: str, reason: str, error: GodwitError | None) -> None:
         migration = request.migration
         with self._turn:
             self._line.remove(request)
@@ -295,7 +295,7 @@ class Reconfiguration:
         if plan.standing:
             migration.courses.extend(course for _, course in plan.standing)
             jobs = [lambda pair=pair: self._carrier.hand_over(*pair) for pair in plan.standing]
-            at_once(jobs)
+            run_side_by_side(jobs)
             return
         order = "sudden" if migration.options.protocol == RESTART else migration.options.order
         self._carrier.carry(migration, plan.moves, order, migration.options.protocol)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move
-from godwit.control.report import Course
 from godwit.errors import HostUnavailable
 from godwit.model.units import Units
-from godwit.spark.change.migrations import Migration, show
-from godwit.spark.change.requests import Options
+from godwit.spark.change.migration_handle import Migration, show
+from godwit.spark.change.move_options import CheckedOptions
 
 
 class Asked:
@@ -20,8 +20,8 @@ class Asked:
         self.aborts: list[str] = []
 
     def migration(self, groups: int = 4) -> Migration:
-        made = Migration("m1", "move", Options(), lambda _, reason: self.aborts.append(reason))
-        made.courses.append(Course(Move("speed", "a", "b", Units(frozenset(range(groups))))))
+        made = Migration("m1", "move", CheckedOptions(), lambda _, reason: self.aborts.append(reason))
+        made.courses.append(MoveProgress(Move("speed", "a", "b", Units(frozenset(range(groups))))))
         return made
 
 

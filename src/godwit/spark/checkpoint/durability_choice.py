@@ -30,7 +30,7 @@ class Storage:
         return {"file_system": self.mount.file_system, "network": self.mount.network, "durability": used}
 
 
-def chosen(asked: Durability | None, bind: str, checkpoint: Path, disks: Sequence[Path]) -> Storage:
+def choose_storage(asked: Durability | None, bind: str, checkpoint: Path, disks: Sequence[Path]) -> Storage:
     """Unless asked for: "process" is enough only where neither a machine nor a cache can be lost without the driver."""
     for disk in disks:
         with suppress(CheckpointUnusable):  # a disk that is away, or full, is dealt with when a host is placed

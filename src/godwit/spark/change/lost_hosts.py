@@ -12,19 +12,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from godwit.control.losses import WINDOW_S, Losses
 from godwit.control.moves import spans
+from godwit.control.recent_losses import WINDOW_S, RecentLosses
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.units import Units
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.takeover import rescue
 from godwit.runtime.takeover.rescue import Estate
-from godwit.spark.change.reconfigure import Reconfiguration
+from godwit.spark.change.request_queue import RequestQueue
+from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
-from godwit.spark.checkpoint.home import Home
-from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.hosts.host_jobs import Hosts
 from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owners import Owners
+from godwit.spark.hosts.owner_tables import OwnerTables
 from godwit.state.segments import Durability
 
 Recovery = Literal["storage", "parallel"]
@@ -32,14 +32,14 @@ REPLACE_AFTER_S: Final = 10.0
 AGAIN_S: Final = 1.0
 
 
-class Rescuer:
+class LostHostHandler:
     def __init__(
         self,
-        home: Home,
+        home: FlockDirectory,
         hosts: Hosts,
-        owners: Owners,
+        owners: OwnerTables,
         members: Membership,
-        changes: Reconfiguration,
+        changes: RequestQueue,
         history: History,
         recovery: Recovery,
         durability: Durability,
@@ -54,7 +54,7 @@ class Rescuer:
         self._recovery = recovery
         self._durability = durability
         self._active_scopes = active_scopes
-        self._losses = Losses()
+        self._losses = RecentLosses()
         self._quarantined: dict[str, str] = {}
         self._one_at_a_time = threading.Lock()
 

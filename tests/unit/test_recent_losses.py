@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from godwit.control.losses import FLAPS_MAX, PAUSE_S_MAX, STORM_MAX, WINDOW_S, Losses
+from godwit.control.recent_losses import FLAPS_MAX, PAUSE_S_MAX, STORM_MAX, WINDOW_S, RecentLosses
 
 
-def after(*losses: tuple[str, float]) -> Losses:
-    seen = Losses()
+def after(*losses: tuple[str, float]) -> RecentLosses:
+    seen = RecentLosses()
     for host, at_s in losses:
         seen.add(host, at_s)
     return seen

@@ -16,7 +16,7 @@ from godwit.errors import Bug, CheckpointUnusable, Fenced, GodwitError, HostUnav
 from godwit.runtime.controller import Controller
 from godwit.runtime.host.host import Host, HostConfig
 from godwit.runtime.liveness.leases import check_owner, end_lease, host_directory, read_lease, write_failure
-from godwit.spark.hosts.slots import Slots
+from godwit.spark.hosts.task_slots import TaskSlots
 from godwit.transport import line, typed
 from godwit.transport.typed import Reply
 
@@ -71,7 +71,7 @@ def _tell(config: HostConfig, error: GodwitError, generation: int) -> None:
         client.close()
 
 
-def _what_python_said(text: str) -> str:
+def _error_line(text: str) -> str:
     """The line of Spark's many that names the error: the last one before the stack of the JVM."""
     lines = [line for line in text.split("\n\tat ", 1)[0].splitlines() if line.strip() and "SQLSTATE" not in line]
     return lines[-1].strip() if lines else "no word"
@@ -85,7 +85,7 @@ class HostJob:
         context: SparkContext,
         config: HostConfig,
         controller: Controller,
-        slots: Slots,
+        slots: TaskSlots,
         lost: Callable[[str, str], bool],
         forget: Callable[[str], None],
     ) -> None:
@@ -171,7 +171,7 @@ class HostJob:
         try:
             self._context.parallelize([0], 1).mapPartitions(task).collect()
         except Exception as error:  # noqa: BLE001 a host that died is started again, whatever killed it
-            self.last_end = _what_python_said(str(error))
+            self.last_end = _error_line(str(error))
 
     def serves(self, generation: int) -> bool:
         """Whether this is what runs, and is meant to."""

@@ -10,7 +10,7 @@ from godwit.control.planner import shares
 from godwit.errors import NotEnoughSlots
 from godwit.model.routing import Routing
 from godwit.model.units import Units
-from godwit.spark.change.plans import Plan, Plans
+from godwit.spark.change.request_plans import Plan, RequestPlanner
 
 GROUPS = 64
 SLOTS = 6
@@ -48,12 +48,12 @@ class Roster:
             raise NotEnoughSlots(f"{hosts} hosts")
 
 
-def plans(owning: int, warm: int) -> Plans:
+def plans(owning: int, warm: int) -> RequestPlanner:
     hosts = [f"host-{at}" for at in range(owning + warm)]
     tables: Any = Tables(hosts[:owning], hosts[owning:])
     roster: Any = Roster(hosts)
     carrier: Any = None
-    return Plans(tables, roster, carrier, list)
+    return RequestPlanner(tables, roster, carrier, list)
 
 
 def receivers(plan: Plan) -> set[str]:

@@ -24,7 +24,7 @@ KILL_ARRIVES_S: Final = 0.3
 REASON: Final = "it waits for a godwit host that needs its task slot"
 
 
-class Slots:
+class TaskSlots:
     """`waits` is called by many threads: one for each task that says it waits.
 
     `unseated` is told of each host without a slot: that nothing is heard of it says nothing.
@@ -132,7 +132,7 @@ class Slots:
 
 
 _open_lock = threading.Lock()
-_open: dict[str, tuple[Slots, Callable[[], int]]] = {}  # the flocks of this process, by their checkpoints
+_open: dict[str, tuple[TaskSlots, Callable[[], int]]] = {}  # the flocks of this process, by their checkpoints
 
 
 def taken_slots(context: SparkContext, besides: str) -> dict[str, int]:

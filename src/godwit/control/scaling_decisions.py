@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from godwit.control.costs import Cost, Costs
-from godwit.control.measures import METRICS, Sample, numbered, shown
+from godwit.control.load_measures import METRICS, Sample, numbered, shown
 from godwit.control.planner import TOLERANCE
 from godwit.control.rules import IN, OUT, SIZE, SPREAD, Rule
 
@@ -61,7 +61,7 @@ class Decision:
 
 
 @dataclass(slots=True)
-class _Hold:
+class _HoldingCondition:
     """A condition that holds: since when, and the hosts' time that was wanted lately, by the second it was seen."""
 
     since_s: float
@@ -77,7 +77,7 @@ class _Hold:
         return max((demand for _, demand in self.wanted), default=0.0)
 
 
-class Decider:
+class ScalingDecider:
     """One flock's. `looks` tells of every rule how it stood when it was looked at last."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Decider:
         self._minimum, self._maximum = minimum, maximum
         self._warm = warm
         self.costs = costs or Costs()
-        self._holds: dict[str, _Hold] = {}
+        self._holds: dict[str, _HoldingCondition] = {}
         self._changed_s: float | None = None
         self._unsettled = False
         self._spread_last = False  # whether the last change only moved keys: if that did not help, hosts must
@@ -131,7 +131,7 @@ class Decider:
             told = "nothing is known yet" if value is None else f"{rule.metric} is {shown(value)}"
             self.looks[rule.name] = f"waits for {rule.condition()}: {told}"
             return None
-        hold = self._holds.setdefault(rule.name, _Hold(sample.at_s))
+        hold = self._holds.setdefault(rule.name, _HoldingCondition(sample.at_s))
         held_s = sample.at_s - hold.since_s
         if held_s >= min(SETTLE_S, rule.for_s / 2):  # what is measured before that tells of the time before it held
             hold.note(sample.at_s, sample.demand(rule.operator), rule.for_s)
@@ -153,7 +153,7 @@ class Decider:
         since_s = math.inf if self._changed_s is None else now_s - self._changed_s
         return max(rule.for_s - held_s, max(rule.cool_down_s, SETTLE_S) - since_s)
 
-    def _found(self, rule: Rule, sample: Sample, hold: _Hold) -> Decision | str:
+    def _found(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str:
         """The decision, or why there is none."""
         if rule.action == SPREAD:
             return self._spread(rule, sample, hold)
@@ -180,7 +180,7 @@ class Decider:
             return f"{now} hosts are what is needed, or with fewer the load would come near to what brings them back"
         return f"{hosts} hosts would be needed, {now} are there, and {low} to {high} are allowed"
 
-    def _wanted(self, rule: Rule, sample: Sample, hold: _Hold) -> int:
+    def _wanted(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> int:
         now = len(sample.hosts)
         match rule.action:
             case "scale-out":
@@ -206,7 +206,7 @@ class Decider:
 
     # -- uneven load -------------------------------------------------------------------------------------------------
 
-    def _instead(self, rule: Rule, sample: Sample, hold: _Hold) -> Decision | str | None:
+    def _instead(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str | None:
         """One host is busy and the others are not: moving keys helps as much as a host more, if there are keys to move."""
         mean = METRICS["useful_mean"].of(sample, rule.operator) or 0.0
         found = sample.most_skewed(rule.operator)
@@ -232,7 +232,7 @@ class Decider:
             f"{limit['rows_per_s_max']:,} rows/s are the most{more}"
         )
 
-    def _spread(self, rule: Rule, sample: Sample, hold: _Hold) -> Decision | str:
+    def _spread(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str:
         found = sample.most_skewed(rule.operator)
         if found is None or len(sample.hosts) < 2:
             return "there is no other host to move keys to"
@@ -252,7 +252,7 @@ class Decider:
         self,
         rule: Rule,
         sample: Sample,
-        hold: _Hold,
+        hold: _HoldingCondition,
         action: str,
         hosts: int,
         cost: Cost,
@@ -283,4 +283,4 @@ def _state_bytes(sample: Sample) -> int:
     return sum(one.state_bytes for one in sample.operators.values())
 
 
-__all__ = ["IN", "OUT", "REBALANCE", "SCALE", "SIZE", "SPREAD", "Decider", "Decision"]
+__all__ = ["IN", "OUT", "REBALANCE", "SCALE", "SIZE", "SPREAD", "Decision", "ScalingDecider"]

@@ -20,11 +20,11 @@ from godwit.runtime.controller import Controller, operator_json
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.router.route import Numbering, Route, Task
 from godwit.runtime.router.router import Router
-from godwit.spark.checkpoint.admission import Admission, Binding
-from godwit.spark.checkpoint.home import Home
-from godwit.spark.checkpoint.streams import stream_columns
+from godwit.spark.checkpoint.flock_directory import FlockDirectory
+from godwit.spark.checkpoint.run_admission import Binding, RunAdmission
+from godwit.spark.checkpoint.source_offsets import stream_columns
 from godwit.spark.define import timer_source
-from godwit.spark.define.initial import by_owner, initial_rows
+from godwit.spark.define.initial_state import by_owner, initial_rows
 from godwit.spark.define.operators import (
     INITIAL_BATCH,
     Definition,
@@ -39,23 +39,23 @@ from godwit.spark.define.operators import (
     with_identity,
     with_ticks,
 )
-from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.hosts.host_jobs import Hosts
 from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owners import Owners
+from godwit.spark.hosts.owner_tables import OwnerTables
 
 
-class Definer:
+class OperatorRegistry:
     """`operators`: those that have been defined since the flock was opened."""
 
     def __init__(
         self,
         spark: SparkSession,
-        home: Home,
+        home: FlockDirectory,
         hosts: Hosts,
         controller: Controller,
-        owners: Owners,
+        owners: OwnerTables,
         members: Membership,
-        admission: Admission,
+        admission: RunAdmission,
         token: str,
         wait_s: float,
         incarnation: str,

@@ -6,7 +6,7 @@ import pytest
 
 from godwit.errors import CheckpointUnusable, HostUnavailable
 from godwit.runtime.controller import Controller
-from godwit.spark.hosts.hosting import _what_python_said
+from godwit.spark.hosts.host_jobs import _error_line
 
 SPARK = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted: Traceback (most recent call last):
@@ -23,7 +23,7 @@ Caused by: java.lang.Something
     [(SPARK, "ModuleNotFoundError: No module named 'pyarrow'"), ("cancelled", "cancelled"), ("", "no word")],
 )
 def test_the_line_that_names_the_error_is_found(text: str, said: str) -> None:
-    assert _what_python_said(text) == said
+    assert _error_line(text) == said
 
 
 def test_who_waits_for_a_host_that_was_given_up_hears_why() -> None:

@@ -14,10 +14,10 @@ from godwit.control.heartbeats import TICK_S, Heartbeats, Silent
 from godwit.errors import GodwitError
 from godwit.runtime.liveness.heartbeat_datagrams import Heartbeat, HeartbeatReceiver
 from godwit.spark.checkpoint.history import History
-from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.hosts.host_jobs import Hosts
 
 
-class Noticing:
+class SilentHostMonitor:
     """One thread for all hosts. Without a receiver nobody listens, and hosts are told to send nothing."""
 
     def __init__(self, receiver: HeartbeatReceiver | None, silent_s: float, hosts: Hosts, history: History) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from godwit.errors import GodwitError
 from godwit.runtime.controller import Controller
-from godwit.spark.checkpoint.home import Home
-from godwit.spark.hosts.hosting import HostJob
-from godwit.spark.hosts.owners import Owners
+from godwit.spark.checkpoint.flock_directory import FlockDirectory
+from godwit.spark.hosts.host_jobs import HostJob
+from godwit.spark.hosts.owner_tables import OwnerTables
 from godwit.transport import line
 
 
 def flock_status(
-    home: Home, owners: Owners, controller: Controller, jobs: Sequence[HostJob], token: str
+    home: FlockDirectory, owners: OwnerTables, controller: Controller, jobs: Sequence[HostJob], token: str
 ) -> dict[str, Any]:
     """Hosts by name, with the groups they own of all operators; and operators by name with their instances."""
     hosts: dict[str, Any] = {}

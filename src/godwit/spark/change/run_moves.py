@@ -16,18 +16,18 @@ import cloudpickle
 
 from godwit.control import step_order
 from godwit.control import table_from_hosts as recovery
+from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move, spans
 from godwit.control.planner import Measured
-from godwit.control.report import Course
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.migration import BUILT_IN, PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Unit, Units
-from godwit.spark.change.migrations import Migration
-from godwit.spark.change.requests import RESTART
+from godwit.spark.change.migration_handle import Migration
+from godwit.spark.change.move_options import RESTART
 from godwit.spark.checkpoint.history import History
-from godwit.spark.hosts.hosting import Hosts
-from godwit.spark.hosts.owners import Owners
+from godwit.spark.hosts.host_jobs import Hosts
+from godwit.spark.hosts.owner_tables import OwnerTables
 
 TRIES = 3
 ANSWER_WAIT_S = 2.0  # how long an origin may keep a question before it answers that nothing is new
@@ -35,10 +35,10 @@ ASK_GAP_S = 0.02  # an origin has news with every step; so often is enough for a
 LOST = ("", "the target was lost")  # reasons that a second try may mend
 
 
-class Carrier:
+class MoveRunner:
     """`has_code` tells whether hosts have an operator's processor, without which rows cannot be replayed."""
 
-    def __init__(self, hosts: Hosts, owners: Owners, history: History, has_code: Callable[[str], bool]) -> None:
+    def __init__(self, hosts: Hosts, owners: OwnerTables, history: History, has_code: Callable[[str], bool]) -> None:
         self._hosts = hosts
         self._owners = owners
         self._history = history
@@ -46,14 +46,14 @@ class Carrier:
 
     def carry(self, migration: Migration, moves: Sequence[Move], order: str, protocol: str) -> None:
         """All moves, round by round. Moves that come to nothing are told in their courses, errors are raised."""
-        courses = {id(move): Course(move) for move in moves}
+        courses = {id(move): MoveProgress(move) for move in moves}
         migration.courses.extend(courses.values())
         stands = protocol in PROTOCOLS and PROTOCOLS[protocol].kept  # and does not end, so none can wait for another
         for together in [moves] if stands else step_order.rounds(order, moves):
             if migration.aborting is None:
-                at_once([self._job(migration, courses[id(move)], order, protocol) for move in together])
+                run_side_by_side([self._job(migration, courses[id(move)], order, protocol) for move in together])
 
-    def _job(self, migration: Migration, course: Course, order: str, protocol: str) -> Callable[[], None]:
+    def _job(self, migration: Migration, course: MoveProgress, order: str, protocol: str) -> Callable[[], None]:
         return lambda: self._run(migration, course, order, self._protocol(protocol, course.move.operator))
 
     def _protocol(self, asked: str, operator: str) -> str:
@@ -64,7 +64,7 @@ class Carrier:
 
     # -- one move ----------------------------------------------------------------------------------------------------
 
-    def _run(self, migration: Migration, course: Course, order: str, protocol: str) -> None:
+    def _run(self, migration: Migration, course: MoveProgress, order: str, protocol: str) -> None:
         tries = 0
         try:
             while course.left and migration.aborting is None and tries < TRIES:
@@ -76,7 +76,7 @@ class Carrier:
             course.over = True
             course.phase = "stayed" if course.left else "moved"
 
-    def _try(self, migration: Migration, course: Course, order: str, protocol: str) -> bool:
+    def _try(self, migration: Migration, course: MoveProgress, order: str, protocol: str) -> bool:
         """Whether another try may do better."""
         move, before = course.move, dict(course.moved)
         left = Units.of(*(unit for unit in move.units if unit not in before))
@@ -94,7 +94,7 @@ class Carrier:
         self._note(migration, course, before)
         return bool(course.left) and (answer is None or course.reason in LOST)
 
-    def _begin(self, migration: Migration, course: Course, order: str, protocol: str, left: Units) -> None:
+    def _begin(self, migration: Migration, course: MoveProgress, order: str, protocol: str, left: Units) -> None:
         move, options = course.move, migration.options
         size = step_order.step_units(order, protocol, options.step_units)
         rates = self._rates(move) if order == "hot-first" else None
@@ -115,7 +115,7 @@ class Carrier:
         if migration.aborting is not None:
             self.abort(course, migration.aborting)
 
-    def _follow(self, migration: Migration, course: Course, kept: bool) -> dict[str, Any] | None:
+    def _follow(self, migration: Migration, course: MoveProgress, kept: bool) -> dict[str, Any] | None:
         """Until the origin says that it has ended; None if it knows nothing of it any more."""
         while True:
             try:
@@ -145,7 +145,7 @@ class Carrier:
         waits: list[list[float]] = answer["waits"]
         return waits
 
-    def _settle(self, course: Course, left: Units) -> dict[Unit, int]:
+    def _settle(self, course: MoveProgress, left: Units) -> dict[Unit, int]:
         """What has moved, by the word of both hosts, once they agree."""
         move = course.move
         while True:
@@ -163,11 +163,11 @@ class Carrier:
                 return moved
             self._hosts.closing.wait(ASK_GAP_S)
 
-    def _learn(self, course: Course, moved: dict[Unit, int]) -> None:
+    def _learn(self, course: MoveProgress, moved: dict[Unit, int]) -> None:
         course.moved |= moved
         self._owners.moved(course.move.operator, course.moved, course.move.target)
 
-    def _note(self, migration: Migration, course: Course, before: dict[Unit, int]) -> None:
+    def _note(self, migration: Migration, course: MoveProgress, before: dict[Unit, int]) -> None:
         move = course.move
         fields: dict[str, Any] = {
             "migration": migration.id,
@@ -184,14 +184,14 @@ class Carrier:
 
     # -- asked from outside ------------------------------------------------------------------------------------------
 
-    def abort(self, course: Course, reason: str) -> None:
+    def abort(self, course: MoveProgress, reason: str) -> None:
         """Best effort: an origin that is away drops the move by itself when it starts again."""
         try:
             self._hosts.ask_now(course.move.origin, "abort_migration", id=course.attempt, reason=reason)
         except GodwitError:
             return
 
-    def hand_over(self, standby: Migration, course: Course) -> None:
+    def hand_over(self, standby: Migration, course: MoveProgress) -> None:
         """Let a copy that stands take over, and wait for it; one that was lost just now is made again first."""
         asked = ""
         while (attempt := standby.wait_copy(course, asked)) is not None:
@@ -227,7 +227,7 @@ def _stands(answer: dict[str, Any]) -> bool:
     return names.count("copied") >= steps
 
 
-def at_once(jobs: Sequence[Callable[[], None]]) -> None:
+def run_side_by_side(jobs: Sequence[Callable[[], None]]) -> None:
     """All jobs side by side, until all have ended; the first error is raised then. Threads do not outlive the driver."""
     errors: list[BaseException] = []
 

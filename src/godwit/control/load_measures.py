@@ -22,7 +22,7 @@ class HotKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class InstanceLoad:
     """An instance lately. `useful`: the share of the time in which it worked; true rate: rows per second of that time."""
 
     useful: float = 0.0
@@ -37,7 +37,7 @@ class Load:
 class OperatorLoad:
     """`offered`: rows a second that come in, which is more than are applied when the query falls behind."""
 
-    instances: Mapping[str, Load]
+    instances: Mapping[str, InstanceLoad]
     offered_rows_per_s: float | None = None
     hot: tuple[HotKey, ...] = ()  # the hottest first
     merges: bool = False  # whether many rows of a hot key may come as one, and count as one
@@ -107,9 +107,9 @@ class Sample:
             return list(self.operators.values())
         return [self.operators[operator]] if operator in self.operators else []
 
-    def by_host(self, operator: str | None, what: Callable[[Load], float]) -> list[float]:
+    def by_host(self, operator: str | None, what: Callable[[InstanceLoad], float]) -> list[float]:
         """A figure of each host, summed over the operators that are looked at; none if there are no such."""
-        idle, looked_at = Load(), self.of(operator)
+        idle, looked_at = InstanceLoad(), self.of(operator)
         return [sum(what(one.instances.get(host, idle)) for one in looked_at) for host in self.hosts if looked_at]
 
     def demand(self, operator: str | None) -> float:
@@ -138,7 +138,7 @@ class Metric:
     spread: bool = False
 
 
-def _busiest(what: Callable[[Load], float]) -> Reading:
+def _busiest(what: Callable[[InstanceLoad], float]) -> Reading:
     return lambda sample, operator: max(sample.by_host(operator, what), default=None)
 
 

@@ -21,13 +21,13 @@ _OPENED_ANYWAY: Final = {
 }
 
 
-def myself(application: str, presence: str) -> dict[str, Any]:
+def owner_of_this_process(application: str, presence: str) -> dict[str, Any]:
     """What the owner file says of this process."""
     who: dict[str, Any] = {"machine": socket.gethostname(), "pid": os.getpid(), "since": now_text()}
     return who | {"application": application, "presence": presence}
 
 
-def check_free(checkpoint: Path, take_over: bool) -> str:
+def check_not_in_use(checkpoint: Path, take_over: bool) -> str:
     """What is to be remembered of the flock that had the checkpoint before; empty if it had ended."""
     owner = read_owner(checkpoint)
     if owner is None or owner.closed:

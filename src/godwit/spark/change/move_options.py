@@ -57,7 +57,7 @@ class MoveOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CheckedOptions:
     """`MoveOptions`, checked."""
 
     protocol: str = DEFAULT_PROTOCOL
@@ -84,25 +84,25 @@ class Options:
         return {name: value for name, value in given.items() if value is not None}
 
     def for_history(self) -> dict[str, Any]:
-        plain = Options().for_host()
+        plain = CheckedOptions().for_host()
         given = {name: value for name, value in self.for_host().items() if value != plain.get(name)}
         return {"protocol": self.protocol, "order": self.order, **given}
 
 
-def checked_options(given: MoveOptions) -> Options:
+def checked_options(given: MoveOptions) -> CheckedOptions:
     unknown = [name for name in given if name not in MoveOptions.__annotations__]
     if unknown:
         raise DefinitionError(
             f"there is no option {unknown[0]!r}", todo=f"There are: {', '.join(MoveOptions.__annotations__)}"
         )
-    options = Options(**given)
+    options = CheckedOptions(**given)
     _check_choices(options)
     _check_numbers(options)
     _check_fitting(options)
     return options
 
 
-def _check_choices(options: Options) -> None:
+def _check_choices(options: CheckedOptions) -> None:
     for name, value, allowed in (
         ("protocol", options.protocol, (*PROTOCOLS, RESTART)),
         ("order", options.order, tuple(step_order.ORDERS)),
@@ -116,7 +116,7 @@ def _check_choices(options: Options) -> None:
             raise DefinitionError(f"{name}={value!r} is not known", todo=f"Give one of: {', '.join(map(str, allowed))}")
 
 
-def _check_numbers(options: Options) -> None:
+def _check_numbers(options: CheckedOptions) -> None:
     for name, number, least, kinds in (
         ("side_by_side", options.side_by_side, 1, (int,)),
         ("step_units", options.step_units, 1, (int,)),
@@ -129,7 +129,7 @@ def _check_numbers(options: Options) -> None:
             raise DefinitionError(f"{name}={number!r} is not possible", todo=f"Give a number from {least} up")
 
 
-def _check_fitting(options: Options) -> None:
+def _check_fitting(options: CheckedOptions) -> None:
     """Options that would be without effect are refused, rather than leave a user to wonder."""
     protocol = PROTOCOLS.get(options.protocol)
     for asked, what, todo in (
@@ -166,7 +166,7 @@ def _check_fitting(options: Options) -> None:
 # -- keys and groups as a user gives them ----------------------------------------------------------------------------
 
 
-def asked_units(spec: OperatorSpec, keys: Any, groups: Any, count: int) -> Units:
+def chosen_units(spec: OperatorSpec, keys: Any, groups: Any, count: int) -> Units:
     """What is to be moved: keys or groups, one of the two."""
     if (keys is None) == (groups is None):
         raise DefinitionError(

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from godwit.control import report
-from godwit.control.report import Course
+from godwit.control import migration_report
+from godwit.control.migration_report import MoveProgress
 from godwit.errors import GodwitError
-from godwit.spark.change.requests import Options
+from godwit.spark.change.move_options import CheckedOptions
 from godwit.spark.checkpoint.history import now_text
 
 SHOWN_EVERY_S = 0.1
@@ -26,11 +26,11 @@ class Migration:
     `id` names it in `Flock.history()` and `Flock.routing()`.
     """
 
-    def __init__(self, name: str, kind: str, options: Options, abort: Callable[[Migration, str], None]) -> None:
+    def __init__(self, name: str, kind: str, options: CheckedOptions, abort: Callable[[Migration, str], None]) -> None:
         self.id = name
         self.kind = kind
         self.options = options
-        self.courses: list[Course] = []
+        self.courses: list[MoveProgress] = []
         self.minimum: int | None = None
         self.aborting: str | None = None
         self.outcome = ""
@@ -54,7 +54,7 @@ class Migration:
     def progress(self) -> dict[str, Any]:
         """How far it is: phase, units (groups and single keys) and keys moved of how many, bytes, and the same per move."""
         with self._changed:
-            return report.progress(self.courses, self.outcome or self._phase) | {"id": self.id}
+            return migration_report.progress(self.courses, self.outcome or self._phase) | {"id": self.id}
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until it has ended, or a standby stands; False if that takes longer. An error that ended it is raised."""
@@ -94,7 +94,7 @@ class Migration:
                 "reconfiguration_s": round(over_s, 4),
                 "phases": [list(phase) for phase in self._phases],
                 "groups_minimum": self.minimum,
-                **report.totals(self.courses),
+                **migration_report.totals(self.courses),
             }
 
     # -- what runs it does -------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Migration:
                 self._phases.append(["standing", round(time.monotonic() - self._began_s, 4)])
             self._changed.notify_all()
 
-    def wait_copy(self, course: Course, asked: str) -> str | None:
+    def wait_copy(self, course: MoveProgress, asked: str) -> str | None:
         """The try under way, once its copies stand and it is another than the one asked before; None when all is over."""
         with self._changed:
             while not course.over:
@@ -148,7 +148,7 @@ class Migration:
             self._moves_made += 1
             return f"{self.id}-{self._moves_made}"
 
-    def heard(self, course: Course, answer: dict[str, Any]) -> None:
+    def heard(self, course: MoveProgress, answer: dict[str, Any]) -> None:
         with self._changed:
             course.heard(answer)
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from godwit.control import planner
 from godwit.control.claims import Claim
+from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move, gathered
-from godwit.control.report import Course
 from godwit.errors import DefinitionError
 from godwit.model.units import Units
-from godwit.spark.change.carrying import Carrier
-from godwit.spark.change.migrations import Migration
-from godwit.spark.change.requests import checked_host
+from godwit.spark.change.migration_handle import Migration
+from godwit.spark.change.move_options import checked_host
+from godwit.spark.change.run_moves import MoveRunner
 from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owners import Owners
+from godwit.spark.hosts.owner_tables import OwnerTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +33,22 @@ class Plan:
     joining: list[str] = field(default_factory=list)
     leaving: list[str] = field(default_factory=list)
     minimum: int | None = None
-    standing: list[tuple[Migration, Course]] = field(default_factory=list)
+    standing: list[tuple[Migration, MoveProgress]] = field(default_factory=list)
     roster: bool = False
 
     def claim(self) -> Claim:
         return Claim.of(self.moves, self.leaving, roster=self.roster or bool(self.joining or self.leaving))
 
 
-class Plans:
+class RequestPlanner:
     """`copies` gives the copies that stand now."""
 
     def __init__(
         self,
-        owners: Owners,
+        owners: OwnerTables,
         members: Membership,
-        carrier: Carrier,
-        copies: Callable[[], list[tuple[Migration, Course]]],
+        carrier: MoveRunner,
+        copies: Callable[[], list[tuple[Migration, MoveProgress]]],
     ) -> None:
         self._owners = owners
         self._members = members
@@ -136,7 +136,7 @@ class Plans:
 
     def handed_over(self, wanted: list[Move], leaving: Iterable[str] = ()) -> Plan:
         """Copies that together are exactly what is wanted. A copy is handed over whole."""
-        found: list[tuple[Migration, Course]] = []
+        found: list[tuple[Migration, MoveProgress]] = []
         for move in wanted:
             copies = [pair for pair in self._copies() if _copy_of(pair[1].move, move)]
             missing = move.units

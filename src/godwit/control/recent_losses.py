@@ -16,7 +16,7 @@ STORM_MAX: Final = 6  # of all
 PAUSE_S_MAX: Final = 10.0
 
 
-class Losses:
+class RecentLosses:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, str]] = deque()
 

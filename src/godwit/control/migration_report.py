@@ -16,7 +16,7 @@ COUNTED = ("keys", "bytes", "rows_forwarded", "bytes_forwarded", "rows_applied")
 
 
 @dataclass(slots=True)
-class Course:
+class MoveProgress:
     """A move, as far as it is known: several tries may add up to it."""
 
     move: Move
@@ -66,7 +66,7 @@ class Course:
         }
 
 
-def progress(courses: Sequence[Course], state: str) -> dict[str, Any]:
+def progress(courses: Sequence[MoveProgress], state: str) -> dict[str, Any]:
     """How far a request is."""
     units = sum(len(course.move.units) for course in courses)
     return {
@@ -80,7 +80,7 @@ def progress(courses: Sequence[Course], state: str) -> dict[str, Any]:
     }
 
 
-def totals(courses: Sequence[Course]) -> dict[str, Any]:
+def totals(courses: Sequence[MoveProgress]) -> dict[str, Any]:
     """What a request has cost: sums over its moves, and how long rows waited."""
     counted = {name: sum(course.counts.get(name, 0) for course in courses) for name in COUNTED}
     moved = [unit for course in courses for unit in course.moved]

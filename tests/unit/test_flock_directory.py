@@ -22,15 +22,15 @@ from godwit.errors import (
     DefinitionError,
 )
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.spark.checkpoint import home as home_module
-from godwit.spark.checkpoint.admission import Binding
-from godwit.spark.checkpoint.home import FORMAT, Home, checked_path, replace_json
+from godwit.spark.checkpoint import flock_directory as home_module
+from godwit.spark.checkpoint.flock_directory import FORMAT, FlockDirectory, checked_path, replace_json
+from godwit.spark.checkpoint.run_admission import Binding
 
 SPEC = OperatorSpec("speed", "Mean", "row", pa.schema({"car": pa.string()}), pa.schema({"mean": pa.float64()}), ())
 
 
-def opened(path: Path, hosts: int = 2, groups: int = 8) -> Home:
-    return Home.open(path, hosts, groups)
+def opened(path: Path, hosts: int = 2, groups: int = 8) -> FlockDirectory:
+    return FlockDirectory.open(path, hosts, groups)
 
 
 def test_a_new_directory_becomes_a_home_and_is_found_again(tmp_path: Path) -> None:

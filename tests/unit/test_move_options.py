@@ -11,7 +11,7 @@ import pytest
 
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.spark.change.requests import Options, checked_options, groups_of, hashes_of
+from godwit.spark.change.move_options import CheckedOptions, checked_options, groups_of, hashes_of
 from godwit.state.keys import KeyCodec
 
 
@@ -90,4 +90,4 @@ def test_history_has_only_what_was_asked_for() -> None:
     assert checked_options({}).for_history() == {"protocol": "live", "order": "batched"}
     asked = checked_options({"protocol": "pause", "gap_ms": 5, "source": "backup"})
     assert asked.for_history() == {"protocol": "pause", "order": "batched", "gap_ms": 5, "source": "backup"}
-    assert Options().for_host() == {"gap_ms": 0.0, "source": "live", "check": False}
+    assert CheckedOptions().for_host() == {"gap_ms": 0.0, "source": "live", "check": False}

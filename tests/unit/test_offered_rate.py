@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from godwit.control.offered import KEPT, offered
+from godwit.control.offered_rate import BATCHES_KEPT, offered
 from godwit.runtime.instance.work import Counters
 
 Began = list[tuple[int, int]]  # (began at ms, rows of the batches before)
@@ -78,9 +78,9 @@ def test_a_host_that_has_just_joined_hides_nothing() -> None:
 
 
 def test_only_the_last_batches_are_kept() -> None:
-    many = counters([(at * 100, at * 50) for at in range(3 * KEPT)], 3 * KEPT * 50)
+    many = counters([(at * 100, at * 50) for at in range(3 * BATCHES_KEPT)], 3 * BATCHES_KEPT * 50)
     batches = many.batches()
-    assert len(batches) == KEPT
-    assert [rows for _, _, rows in batches] == [50] * KEPT
+    assert len(batches) == BATCHES_KEPT
+    assert [rows for _, _, rows in batches] == [50] * BATCHES_KEPT
     assert all(b[0] == a[0] + 1 for a, b in pairwise(batches))
     assert offered([batches]) == pytest.approx(500)

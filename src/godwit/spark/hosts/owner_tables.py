@@ -17,13 +17,13 @@ from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime.router.routing_table import read_routing, write_routing
+from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
-from godwit.spark.checkpoint.home import Home
-from godwit.spark.hosts.hosting import Hosts
+from godwit.spark.hosts.host_jobs import Hosts
 
 
-class Owners:
-    def __init__(self, home: Home, hosts: Hosts, history: History) -> None:
+class OwnerTables:
+    def __init__(self, home: FlockDirectory, hosts: Hosts, history: History) -> None:
         self._home = home
         self._hosts = hosts
         self._history = history

@@ -28,7 +28,7 @@ from godwit.errors import (
 )
 from godwit.model.routing import Routing
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.spark.checkpoint.admission import Binding
+from godwit.spark.checkpoint.run_admission import Binding
 from godwit.state.damage import unusable
 from godwit.state.documents import GARBLED, make_directory, replace_document
 from godwit.state.probing import probe
@@ -60,7 +60,7 @@ def checked_path(checkpoint: Any) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class FlockDirectory:
     """A flock's directory, opened."""
 
     path: Path
@@ -68,7 +68,7 @@ class Home:
     routing: Routing
 
     @classmethod
-    def open(cls, checkpoint: str | os.PathLike[str], hosts: int, groups: int) -> Home:
+    def open(cls, checkpoint: str | os.PathLike[str], hosts: int, groups: int) -> FlockDirectory:
         path = checked_path(checkpoint)
         _check_writable(path)
         probe(path)
@@ -84,7 +84,7 @@ class Home:
         return home
 
     @classmethod
-    def found(cls, checkpoint: str | os.PathLike[str]) -> Home:
+    def found(cls, checkpoint: str | os.PathLike[str]) -> FlockDirectory:
         """For readers: one that is there, as it is. Nothing is written."""
         path = checked_path(checkpoint)
         described = _read_json(path / "flock.json")
@@ -165,14 +165,14 @@ def _number(host: str) -> int:
     return int(host.rpartition("-")[2])
 
 
-def _described(path: Path, found: dict[str, Any]) -> Home:
+def _described(path: Path, found: dict[str, Any]) -> FlockDirectory:
     try:
         if found["format"] > FORMAT:
             raise CheckpointVersion(
                 f"{path} was written in format {found['format']}, this version reads up to {FORMAT}",
                 todo="Use the godwit version that wrote it, or a newer one",
             )
-        return Home(path, found["flock"], Routing.from_dict(found["routing"]))
+        return FlockDirectory(path, found["flock"], Routing.from_dict(found["routing"]))
     except GARBLED as error:
         raise _damaged(path / "flock.json", error) from error
 

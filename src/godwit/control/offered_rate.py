@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-KEPT: Final = 20  # batches that an instance tells of
+BATCHES_KEPT: Final = 20  # batches that an instance tells of
 MS_MIN: Final = 1000  # it is told over a second at least: single batches vary
 
 Batch = Sequence[int]  # its number, when it began in ms, and rows applied of it
@@ -23,7 +23,7 @@ def offered(instances: Iterable[Iterable[Batch]]) -> float | None:
     long before it comes to a host, while Python starts, so what follows it is not counted.
     """
     began, rows = _added_up(instances)
-    earliest = 1 if len(began) >= KEPT else 2
+    earliest = 1 if len(began) >= BATCHES_KEPT else 2
     last = len(began) - 1
     if last < earliest + 1:
         return None
