@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 lint: venv ## ruff, its formatting, and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src/godwit
+	$(BIN)/mypy --strict src/godwit benchmarks
 
 test: lint ## lint, then every test but the long ones
 	$(WITH_JAVA) $(BIN)/pytest -m "not long" $(ARGS)
@@ -43,30 +43,30 @@ faults: venv ## every test that kills processes, the long ones too
 bench: bench-throughput bench-recovery bench-migration bench-evaluation bench-report ## all benchmarks, then the figures in README and docs
 
 bench-throughput: venv ## rows per second and batch latency, beside Spark's own operators
-	$(WITH_JAVA) $(BIN)/python -m benchmarks.throughput $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m benchmarks key-count $(ARGS)
 
 bench-compare: venv ## rows per second of this tree beside another commit: make bench-compare BASE=main
-	$(WITH_JAVA) $(BIN)/python -m benchmarks.compare $(if $(BASE),--base $(BASE)) $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m benchmarks compare $(if $(BASE),--base $(BASE)) $(ARGS)
 
 bench-recovery: venv ## how soon a killed host serves again
-	$(WITH_JAVA) $(BIN)/python -m benchmarks.recovery $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m benchmarks recovery $(ARGS)
 
 bench-migration: venv ## what rows suffer while keys move, by protocol, and what the support costs at rest
-	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench migration --protocol all --runs 5 --keep $(ARGS)
-	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench rest --keep
+	$(WITH_JAVA) $(BIN)/python -m benchmarks migration --protocol all --runs 5 --keep $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m benchmarks rest --keep
 
 peers: venv ## set up Apache Flink and the Java parts that the evaluation compares with, in .peers
-	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench peers
+	$(WITH_JAVA) $(BIN)/python -m benchmarks peers
 
 bench-quick: peers ## a few short runs of the evaluation beside the peers, to see that all works
-	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench run --quick --runs 1 --results artifacts/quick.jsonl
-	$(BIN)/python -m godwit.cli bench report --results artifacts/quick.jsonl --html artifacts/quick.html
+	$(WITH_JAVA) $(BIN)/python -m benchmarks run --quick --runs 1 --results artifacts/quick.jsonl
+	$(BIN)/python -m benchmarks report --results artifacts/quick.jsonl --html artifacts/quick.html
 
 bench-evaluation: peers ## the papers' experiments, beside the peers; goes on where it was interrupted
-	$(WITH_JAVA) $(BIN)/python -m godwit.cli bench run $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m benchmarks run $(ARGS)
 
 bench-report: venv ## write README's and docs' figures from the newest results
-	$(BIN)/python -m benchmarks.report $(ARGS)
+	$(BIN)/python -m benchmarks docs $(ARGS)
 
 demo: venv ## traffic monitoring, scaled, moved, drained and hit while it runs, checked for exactness
 	$(WITH_JAVA) $(BIN)/python -m godwit.cli demo $(ARGS)

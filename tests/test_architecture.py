@@ -32,7 +32,6 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "spark",
         "api testing",
         "godwit",
-        "bench",
         "demo",
         "cli",
     )
@@ -56,7 +55,7 @@ WORLD = set(
     "_thread asyncio concurrent fcntl io mmap multiprocessing os queue random sched secrets select selectors"
     " shutil signal socket socketserver ssl subprocess tempfile threading time uuid".split()
 )
-SPARK_UNITS = {"spark", "testing", "api", "godwit", "bench", "demo", "cli"}
+SPARK_UNITS = {"spark", "testing", "api", "godwit", "demo", "cli"}
 
 EMPTY_NAMES = set("util utils helper helpers common manager managers misc".split())
 PAPERS = set("falcon meces megaphone seep rhino drrs trisk flux streamcloud turbine pam ds2".split())
@@ -234,7 +233,7 @@ def test_a_module_name_means_one_thing() -> None:
     stems: dict[str, list[str]] = {}
     for source in package_sources():
         stem = Path(source.path).stem
-        if not stem.startswith("__") and source.unit != "bench":
+        if not stem.startswith("__"):
             stems.setdefault(stem, []).append(source.path)
     assert {stem: paths for stem, paths in stems.items() if len(paths) > 1} == {}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks import report
+from benchmarks.report import docs as report
 from docs import tables
 from godwit import errors
 from godwit.control import rule_checks, rules

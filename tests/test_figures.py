@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.report import ROOT, stale
+from benchmarks.report.docs import ROOT, stale
 
 
 def test_pages_say_what_the_results_say() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from godwit.bench.report import html
+from benchmarks.report import html
 from tests.unit.evaluation_lines import evaluation, full
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -26,7 +26,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import godwit
-from godwit.bench.tally import BALLAST, ballast
+from benchmarks.workloads.tally import BALLAST, ballast
 from godwit.spark import workload_source as workload
 from godwit.spark.change.migration_handle import Migration
 from godwit.state.codec import compile_codec

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 import godwit
-from godwit.bench.load import Arrivals
+from godwit.testing.open_loop import Arrivals
 from tests.spark.flocks import start
 
 Move = Callable[[godwit.Flock], Any]

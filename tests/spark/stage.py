@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import godwit
-from godwit.bench.tally import ballast
+from benchmarks.workloads.tally import ballast
 from tests.spark.flocks import (
     OPERATOR,
     Count,

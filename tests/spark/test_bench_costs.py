@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from godwit.bench import costs, failure, stopwatch, throughput
-from godwit.bench.costs import RestSettings
-from godwit.bench.failure import FailureSettings
-from godwit.bench.throughput import ThroughputSettings
+from benchmarks.experiments import costs, failure, stopwatch, throughput
+from benchmarks.experiments.costs import RestSettings
+from benchmarks.experiments.failure import FailureSettings
+from benchmarks.experiments.throughput import ThroughputSettings
 from godwit.spark import workload_source as workload
 from godwit.spark.define import operators
 

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 import godwit
-from godwit.bench import load
-from godwit.bench.settings import WORKLOADS, Settings
-from godwit.bench.workloads import NAME, Computation, computation
-from godwit.bench.workloads.words import split
+from benchmarks.running.settings import WORKLOADS, Settings
+from benchmarks.workloads import NAME, Computation, computation
+from benchmarks.workloads.words import split
 from godwit.spark import workload_source as source
+from godwit.testing import open_loop
 from godwit.workload import Workload
 from tests.spark.held import Move, through
 
@@ -47,7 +47,7 @@ def ran(
     """All rows have gone through, with each of the moves made while they did."""
     source.register(spark)
     with godwit.Flock(spark, hosts=2, checkpoint=root / "godwit") as flock:
-        frame = chosen.operated(spark, flock, load.source(spark, options_of(chosen, rows_per_batch)))
+        frame = chosen.operated(spark, flock, open_loop.source(spark, options_of(chosen, rows_per_batch)))
         yield flock, through(flock, frame, root / "spark", *moves)
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import godwit
-from godwit.bench.realtime import Feed, RealTime
+from benchmarks.running.realtime import Feed, RealTime
 from godwit.errors import DefinitionError
 from godwit.workload import Workload
 from tests.spark.flocks import KeyCount, RowCount, drain, start

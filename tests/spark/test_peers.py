@@ -18,10 +18,10 @@ import psutil
 import pyspark
 import pytest
 
-from godwit.bench import peers
-from godwit.bench.peers import prepare
-from godwit.bench.peers.figures import ballasts, workload_of
-from godwit.bench.peers.settings import PeerSettings
+from benchmarks import peers
+from benchmarks.peers import prepare
+from benchmarks.peers.figures import ballasts, workload_of
+from benchmarks.peers.settings import PeerSettings
 from godwit.errors import DefinitionError
 from godwit.workload.numbered_rows import keys_of
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import godwit
-from godwit.bench.workloads.averages import AverageSpeed
+from benchmarks.workloads.averages import AverageSpeed
 from tests.spark.held import Move, through
 
 BESIDE = Path(__file__).parents[3] / "shared" / "data"

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from godwit.bench.report import Evaluation, read
+from benchmarks.report import Evaluation, read
 
 # About what a small machine gives: peak jitter and disruption in ms, reconfiguration in s.
 MAGNITUDES = {

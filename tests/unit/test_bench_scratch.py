@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench.scratch import remove, scratch
+from benchmarks.running.scratch import remove, scratch
 
 
 class Writer:

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from godwit.bench.settings import WORKLOADS, Settings
-from godwit.bench.tally import Ballasted, Tally, ballast
-from godwit.bench.workloads import COMPUTATIONS, computation
-from godwit.bench.workloads.averages import AverageSpeed, running_averages
-from godwit.bench.workloads.windows import FILLED_WITH, CountWindows
-from godwit.bench.workloads.words import DELAY_MS, WordCount
+from benchmarks.running.settings import WORKLOADS, Settings
+from benchmarks.workloads import COMPUTATIONS, computation
+from benchmarks.workloads.averages import AverageSpeed, running_averages
+from benchmarks.workloads.tally import Ballasted, Tally, ballast
+from benchmarks.workloads.windows import FILLED_WITH, CountWindows
+from benchmarks.workloads.words import DELAY_MS, WordCount
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Rows, Times

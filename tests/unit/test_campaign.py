@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench import campaign
-from godwit.bench.cases import EXPERIMENTS, Case, cases
-from godwit.bench.settings import ALL_PROTOCOLS
+from benchmarks.campaign import campaign
+from benchmarks.campaign.cases import EXPERIMENTS, Case, cases
+from benchmarks.running.settings import ALL_PROTOCOLS
 from godwit.errors import DefinitionError
 
 

@@ -10,16 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from godwit.bench import campaign, cases, failure, stopwatch, throughput
-from godwit.bench.cases import Case
-from godwit.bench.costs import RestSettings
-from godwit.bench.failure import FailureSettings
-from godwit.bench.peers import PeerSettings
-from godwit.bench.phases import spans_of
-from godwit.bench.settings import ALL_PROTOCOLS, Settings
-from godwit.bench.stopwatch import Stopwatch, parts_of
-from godwit.bench.throughput import Batch, ThroughputSettings
-from godwit.cli import main
+from benchmarks.campaign import campaign, cases
+from benchmarks.campaign.cases import Case
+from benchmarks.command import main
+from benchmarks.experiments import failure, stopwatch, throughput
+from benchmarks.experiments.costs import RestSettings
+from benchmarks.experiments.failure import FailureSettings
+from benchmarks.experiments.phases import spans_of
+from benchmarks.experiments.stopwatch import Stopwatch, parts_of
+from benchmarks.experiments.throughput import Batch, ThroughputSettings
+from benchmarks.peers import PeerSettings
+from benchmarks.running.settings import ALL_PROTOCOLS, Settings
 from godwit.errors import DefinitionError
 from godwit.state.keys import KeyCodec
 
@@ -319,7 +320,7 @@ def test_a_line_is_json_that_says_its_batch(tmp_path: Path) -> None:
 
 
 def test_the_list_of_runs_says_how_long_they_take(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "run", "E3", "--only", "rest/", "--runs", "3", "--list"]) == 0
+    assert main(["run", "E3", "--only", "rest/", "--runs", "3", "--list"]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines() == ["E3 rest/no-support", "E3 rest/at-rest", "E3 rest/standby"]
     assert "9 runs, about 2 minutes" in told.err
@@ -327,6 +328,6 @@ def test_the_list_of_runs_says_how_long_they_take(capsys: pytest.CaptureFixture[
 
 def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["bench", "run", "--help"])
+        main(["run", "--help"])
     out = capsys.readouterr().out
     assert all(f"\n  {name}  " in out for name in cases.EXPERIMENTS)

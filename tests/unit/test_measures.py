@@ -8,25 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from godwit.bench.load import Arrivals, settled
-from godwit.bench.measures import (
-    Departures,
-    Steady,
-    counted,
-    disruption_ms,
-    drift_ms,
-    interruption,
-    peak_p99_ms,
-    spread,
-    stabilise_s,
-    wrong_keys,
-)
-from godwit.bench.tally import Tally, ballast
+from benchmarks.running.measures import counted, spread, wrong_keys
+from benchmarks.workloads.tally import Tally, ballast
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Rows, Times
 from godwit.state.codec import compile_codec
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
+from godwit.testing.latency import Departures, Steady, disruption_ms, drift_ms, interruption, peak_p99_ms, stabilise_s
+from godwit.testing.open_loop import Arrivals, settled
 
 EXACT = {"lost": 0, "duplicated": 0, "out_of_order": 0}
 

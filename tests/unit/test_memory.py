@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from godwit.bench.memory import CpuTime, beyond_steady
+from benchmarks.running.memory import CpuTime, beyond_steady
 
 BUSY = "import time\nwhile time.process_time() < 0.7: pass\nprint('done', flush=True)\ninput()"
 

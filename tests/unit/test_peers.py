@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from godwit.bench.measures import Departures, Numbers, counted
-from godwit.bench.peers import prepare, sink_log
-from godwit.bench.peers.figures import (
+from benchmarks.peers import prepare, sink_log
+from benchmarks.peers.figures import (
     Load,
     Moments,
     Outputs,
@@ -26,13 +25,15 @@ from godwit.bench.peers.figures import (
     row_by_row,
     workload_of,
 )
-from godwit.bench.peers.flink_cluster import conf
-from godwit.bench.peers.flink_rest import runs_with, with_parallelism
-from godwit.bench.peers.run import plan, wait_for
-from godwit.bench.peers.settings import PeerSettings
-from godwit.bench.peers.spark_state import told
-from godwit.bench.timeline import timeline
+from benchmarks.peers.flink_cluster import conf
+from benchmarks.peers.flink_rest import runs_with, with_parallelism
+from benchmarks.peers.run import plan, wait_for
+from benchmarks.peers.settings import PeerSettings
+from benchmarks.peers.spark_state import told
+from benchmarks.running.measures import counted
+from benchmarks.running.timeline import timeline
 from godwit.errors import DefinitionError, PeerFailed
+from godwit.testing.latency import Departures, Numbers
 from godwit.workload.numbered_rows import keys_of
 
 SMALL = PeerSettings(keys=7, state_bytes=20, rate=100, warm_up_s=1, steady_s=2, after_s=3)

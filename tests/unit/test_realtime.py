@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from godwit.bench.measures import counted
-from godwit.bench.realtime import RECORD_ROWS, first_sent, records
+from benchmarks.running.measures import counted
+from benchmarks.running.realtime import RECORD_ROWS, first_sent, records
 from godwit.workload import LaneBy, Workload
 from godwit.workload.numbered_rows import lane_batches
 

@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    from godwit.cli import bench, inspect_commands
+    from godwit.cli import inspect_commands
 
     root = Parser(prog="godwit", description=ABOUT, allow_abbrev=False)
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
@@ -32,7 +32,6 @@ def parser() -> Parser:
         "demo", help="a running query that is scaled, moved, drained and hit, checked for exactness"
     )
     demo.set_defaults(run=_demo)
-    bench.add(commands)
     inspect_commands.add(commands)
     return root
 

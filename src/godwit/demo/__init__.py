@@ -6,6 +6,8 @@ Everything that comes out is checked against a Spark batch computation over the 
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
 from typing import Any, Final
@@ -15,11 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import godwit
-from godwit.bench import load
-from godwit.bench.session import session
 from godwit.demo.outcome import check, steps_table, verdict_table
 from godwit.demo.speeds import OUTPUT, AverageSpeed
 from godwit.demo.steps import STEPS, Done, Stage
+from godwit.testing import open_loop
 
 __all__ = ["main"]
 
@@ -35,12 +36,28 @@ GAP_S: Final = 3  # so many seconds' worth of rows leave before each step, or it
 def main() -> int:
     console = Console()
     console.print(f"[bold]Godwit demo[/]: average speed of {CARS:,} vehicles, {RATE:,} reports/s for {SECONDS} s")
-    spark = session(slots=6)
+    spark = _session()
     try:
         with tempfile.TemporaryDirectory(prefix="godwit-demo-", ignore_cleanup_errors=True) as directory:
             return _run(spark, directory, console)
     finally:
         spark.stop()
+
+
+def _session() -> SparkSession:
+    """Slots for four hosts (three, and one more while hosts change) and for the two lanes of the query."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+        "spark.driver.memory": "4g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    }
+    return SparkSession.builder.master("local[6]").appName("godwit-demo").config(map=settings).getOrCreate()
 
 
 def _run(spark: SparkSession, directory: str, console: Console) -> int:
@@ -53,14 +70,14 @@ def _run(spark: SparkSession, directory: str, console: Console) -> int:
         "lanes": 2,
     }
     with godwit.Flock(spark, hosts=2, checkpoint=f"{directory}/godwit") as flock:
-        reports = load.source(spark, options)
+        reports = open_loop.source(spark, options)
         speeds = flock.transformWithState(reports, "car", AverageSpeed(), OUTPUT, name=NAME)
-        running = load.Running(speeds, f"{directory}/spark")
+        running = open_loop.Running(speeds, f"{directory}/spark")
         steady_from_s, done = _go_through(Stage(flock, running, NAME), options["rows"], console)
         running.finish()
         cars = flock.state(NAME).count()
     rows = running.arrivals.rows()
-    console.print(steps_table(load.departures(rows), steady_from_s, done))
+    console.print(steps_table(open_loop.departures(rows), steady_from_s, done))
     console.print("checking every row against a Spark batch computation over the same input ...")
     verdict = check(spark, options, rows)
     console.print(verdict_table(rows.num_rows, cars, verdict))

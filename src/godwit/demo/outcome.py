@@ -14,9 +14,9 @@ from pyspark.sql.window import Window
 from rich.box import SIMPLE
 from rich.table import Table
 
-from godwit.bench.measures import Departures, Steady, interruption
 from godwit.demo.steps import Done
-from godwit.spark import workload_source as workload
+from godwit.testing.latency import Departures, Steady, interruption
+from godwit.testing.open_loop import replay
 
 
 def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) -> Table:
@@ -62,9 +62,7 @@ def check(spark: SparkSession, options: dict[str, Any], got: pa.Table) -> dict[s
     """Lost, duplicated, out of order and wrong rows, against the same rows read as a batch."""
     order = Window.partitionBy("car").orderBy("n")
     expected = (
-        spark.read.format(workload.FORMAT)
-        .options(**options)
-        .load()
+        replay(spark, options)
         .select("car", sf.row_number().over(order).alias("k"), sf.avg("speed").over(order).alias("mean"))
         .toArrow()
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import godwit
-from godwit.bench.load import Running
 from godwit.spark.change.migration_handle import Migration
+from godwit.testing.open_loop import Running
 
 HOT: Final = 10
 SHOWN_EVERY_S: Final = 0.05

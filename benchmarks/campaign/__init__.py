@@ -1,0 +1,1 @@
+"""The papers' experiments: which runs they have, in which order, and what the figures should come to."""

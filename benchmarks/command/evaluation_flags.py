@@ -1,0 +1,133 @@
+"""`python -m benchmarks run`, `report` and `peers`: the papers' experiments on this machine, and a page of the figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.campaign.cases import EXPERIMENTS, Case, cases
+from benchmarks.command.progress_bar import watching
+from godwit.errors import DefinitionError
+
+RUN = """
+Runs the experiments of the papers that the protocols are from: all protocols under the same load, beside Apache Flink and
+Spark's own way (`make peers` sets those up). Repeats are interleaved. Each result is kept as soon as it is there; started again
+on the same commit and machine, it goes on where it was.
+
+  E1  protocols side by side: half of the keys move; micro-batch and real-time trigger
+  E2  sweeps: state per key, keys moved, rate, rows a window, skew, hosts
+  E3  where the time of a migration goes, phase by phase, and what protocols cost while nothing moves
+  E4  the order in which keys go, under even and skewed load
+  E5  a host is killed: how soon its keys are back, by state, by how much changelog there is to replay, and by rate
+  E6  rows a second by hosts, rows a batch and state, beside Spark's own operators; where the time of a row goes
+
+--runs is for E1 and for E5's plain runs; the others and all sweeps are run once, unless --only chooses them: then they are
+repeated, too. --list says how long it all takes.
+"""
+REPORT = "Writes what was measured as one HTML page that needs nothing else, and as Markdown for the docs."
+EXAMPLES = """
+examples:
+  python -m benchmarks run --quick                      a few short runs, to see that all works (under 5 minutes)
+  python -m benchmarks run E1 --runs 5
+  python -m benchmarks run E2 --only state_bytes,live   those with both in their names
+  python -m benchmarks run E1 --only key-count,-flink   those without the other system
+  python -m benchmarks run --list
+"""
+KEPT = Path("benchmarks/results/evaluation.jsonl")
+PAGE = Path("docs/evaluation.html")
+
+
+PEERS = """
+Installs Apache Flink into a virtual environment of its own and compiles the Java parts that drive the peers, all in .peers.
+What is there already stays. Needs a JDK (javac).
+"""
+
+
+def add(kinds: Any, kind: Any) -> None:
+    kind(kinds, "peers", "set up the systems to compare with", PEERS, "").set_defaults(run=_peers)
+    _add_run(kind(kinds, "run", "the papers' experiments, one after another", RUN, EXAMPLES))
+    _add_report(kind(kinds, "report", "a page of what was measured", REPORT, ""))
+
+
+def _add_run(flags: argparse.ArgumentParser) -> None:
+    flags.add_argument("experiments", nargs="*", metavar="E", help=f"of {', '.join(EXPERIMENTS)} (all)")
+    flags.add_argument(
+        "--only", default="", metavar="TEXT[,TEXT]", help="runs with all of these in their names; -TEXT: without it"
+    )
+    flags.add_argument("--runs", type=int, default=3, help="repeats of each (%(default)s)")
+    flags.add_argument("--quick", action="store_true", help="a few, small and short: figures of it mean little")
+    flags.add_argument("--list", action="store_true", help="name the runs, and run none")
+    flags.add_argument("--results", type=Path, default=KEPT, metavar="FILE", help="kept here (%(default)s)")
+    flags.set_defaults(run=_run)
+
+
+def _add_report(flags: argparse.ArgumentParser) -> None:
+    flags.add_argument("--results", type=Path, default=KEPT, metavar="FILE", help="(%(default)s)")
+    flags.add_argument("--html", type=Path, default=PAGE, metavar="FILE", help="(%(default)s)")
+    flags.set_defaults(run=_report)
+
+
+def _peers(_: argparse.Namespace) -> int:
+    from benchmarks.peers.prepare import prepare
+
+    with watching() as watch:
+        prepare(watch)
+    return 0
+
+
+def _run(given: argparse.Namespace) -> int:
+    chosen = cases(given.experiments, given.only, given.quick)
+    if given.list:
+        print("\n".join(f"{case.experiment} {case.name}" for case in chosen))
+        print(_planned(chosen, given.runs), file=sys.stderr)
+        return 0
+    if given.runs < 1:
+        raise DefinitionError("--runs must be 1 or more")
+    from benchmarks.campaign.aims import EXACTNESS
+    from benchmarks.campaign.campaign import campaign
+
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    wrong = 0
+    broken: list[str] = []
+
+    def failed(name: str, error: Exception) -> None:
+        broken.append(name)
+        print(f"{name}: not measured: {(str(error).splitlines() or ['?'])[0][:300]}", file=sys.stderr)
+
+    with watching() as watch, given.results.open("a") as file:
+        for line in campaign(chosen, given.runs, given.results, watch, failed):
+            print(json.dumps(line), file=file, flush=True)
+            print(_told(line), file=sys.stderr)
+            wrong += sum(line.get(name) or 0 for name in EXACTNESS)
+    print(f"kept in {given.results}; `python -m benchmarks report` makes a page of it", file=sys.stderr)
+    if broken:
+        print(f"not measured: {', '.join(broken)}", file=sys.stderr)
+    return int(wrong > 0 or bool(broken))
+
+
+def _planned(chosen: Sequence[Case], runs: int) -> str:
+    count = sum(case.runs(runs) for case in chosen)
+    seconds = sum(case.runs(runs) * case.about_s for case in chosen)
+    return f"{count} runs, about {seconds / 60:.0f} minutes"
+
+
+def _told(line: dict[str, Any]) -> str:
+    jitter, disruption = line.get("peak_jitter_p99_ms"), line.get("disruption_ms")
+    suffered = "" if jitter is None else f": peak jitter {jitter:.0f} ms, disruption {disruption:.0f} ms"
+    return f"{line['experiment']} {line['case']}, run {line['repeat'] + 1}{suffered} ({line['took_s']:.0f} s)"
+
+
+def _report(given: argparse.Namespace) -> int:
+    from benchmarks.report import html, read
+
+    if not given.results.exists():
+        raise DefinitionError(f"there are no results in {given.results}", todo="Run `python -m benchmarks run` first")
+    evaluation = read(given.results.read_text().splitlines())
+    given.html.parent.mkdir(parents=True, exist_ok=True)
+    given.html.write_text(html(evaluation), encoding="utf-8")
+    print(f"written: {given.html}", file=sys.stderr)
+    return 0

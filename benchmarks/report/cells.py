@@ -1,0 +1,18 @@
+"""A figure over runs as a cell of a table; a dash where a system has no such figure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.report.blocks import Cell
+from benchmarks.report.evaluation import Spread
+from benchmarks.report.figures import median_and_range
+
+NONE: Final = "–"
+
+
+def spread_cell(found: Spread | None, name: str, wrong: bool = False) -> Cell:
+    if found is None:
+        return Cell(NONE, wrong)
+    middle, around = median_and_range(found, name)
+    return Cell(middle, wrong, around)

@@ -1,0 +1,100 @@
+"""What papers have published, to stand beside ours: read from `published.toml`, which names each figure's paper."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+FIGURES: Final = ("disruption_ms", "peak_jitter_p99_ms")  # in the order of the pairs in the file
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    name: str
+    title: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way in the published comparison: its figures by workload, where there are some."""
+
+    name: str
+    way: str
+    by_workload: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    paper: str
+    setting: str
+    workloads: list[str]
+    baseline: str
+    rows: list[Row]
+
+    def row(self, way: str) -> Row | None:
+        return next((row for row in self.rows if row.way == way), None)
+
+    def shares(self, way: str, figure: str, workloads: list[str]) -> list[float]:
+        """A way's figure as a part of the baseline's, for each of these workloads that has both."""
+        mine, base = self.row(way), self.row(self.baseline)
+        if mine is None or base is None:
+            return []
+        both = [name for name in workloads if name in mine.by_workload and name in base.by_workload]
+        return [mine.by_workload[name][figure] / base.by_workload[name][figure] for name in both]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A published line of peak jitter: values point by point, or only the range they stayed in."""
+
+    paper: str
+    swept: str
+    way: str
+    at: list[float]
+    values: list[float]
+    between: list[float]
+
+    def told(self) -> str:
+        if self.values:
+            return ", ".join(f"{value:g}" for value in self.values) + " ms"
+        return f"{self.between[0]:g}-{self.between[1]:g} ms throughout"
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    return {name: Paper(name, told["title"], told["link"]) for name, told in _data()["papers"].items()}
+
+
+@cache
+def comparison() -> Comparison:
+    told = _data()["comparison"]
+    rows = [Row(row["name"], row["way"], _by_workload(told["workloads"], row["figures"])) for row in told["rows"]]
+    return Comparison(told["paper"], told["setting"], told["workloads"], told["baseline"], rows)
+
+
+def sweep(swept: str) -> Sweep | None:
+    found = next((told for told in _data()["sweeps"] if told["swept"] == swept), None)
+    return None if found is None else Sweep(**{"values": [], "between": [], **found})
+
+
+def after(experiment: str) -> str:
+    """Whose experiment it follows; empty if nobody's."""
+    return str(_data()["after"].get(experiment, ""))
+
+
+def remarks(experiment: str) -> list[tuple[str, str]]:
+    """(paper, what it says) of figures that fit in no table."""
+    return [(told["paper"], told["text"]) for told in _data()["remarks"] if told["experiment"] == experiment]
+
+
+def _by_workload(workloads: list[str], pairs: list[list[float]]) -> dict[str, dict[str, float]]:
+    return {name: dict(zip(FIGURES, pair, strict=True)) for name, pair in zip(workloads, pairs, strict=True) if pair}
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads(files("benchmarks.report").joinpath("published.toml").read_text(encoding="utf-8"))
