@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -71,6 +73,18 @@ def test_the_readme_example_gives_what_it_promises() -> None:
     tester = Tester(names["AverageSpeed"](), "car string, speed double", "car", "car string, mean double, n long")
     rows = [{"car": "a", "speed": 40.0}, {"car": "b", "speed": 10.0}, {"car": "a", "speed": 60.0}]
     assert {"car": "a", "mean": 50.0, "n": 2} in tester.process(rows)
+
+
+@pytest.mark.spark
+def test_the_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
+    """In a directory of its own."""
+    example = snippets("README.md")[0].replace("/tmp/godwit", str(tmp_path))
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-c", example]
+    shown = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "Batch: 1" in shown.stdout
+    assert set(re.findall(r"(C\d)\|host-\d\|", shown.stdout)) == {"C0", "C1", "C2", "C3", "C4"}
 
 
 WORDS = (
