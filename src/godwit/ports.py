@@ -1,8 +1,8 @@
-"""What the shell needs from the world it runs in: threads and what they wait for, a clock, the process, the disk's word.
+"""Threads, locks, clock, process and disk writes, as the runtime uses them: through a world that the simulator can replace.
 
-A machine gives all of it, through the standard library. The simulator puts a world of its own in its place (`use`), in which
-one seed decides which thread runs next, how long everything takes and where a process is killed: so the shell that is
-simulated is the shell that users run. Network connections have a port of their own, `transport.line`.
+The real world is `Machine`, which calls the standard library. The simulator replaces it (`use`) by a world in which one seed
+decides which thread runs next, how long everything takes and where a process is killed, so that the simulated runtime is the
+runtime that users run. Network connections have a port of their own, `transport.line`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
-# What `lock`, `event` and so on give, for annotations.
+# The types that `lock`, `event` and so on return, for annotations.
 Lock = threading.Lock
 Condition = threading.Condition
 Event = threading.Event
@@ -26,11 +26,11 @@ Queue = queues.SimpleQueue
 
 
 class Machine:
-    """The real world: this process on this machine. The simulator's world has the same methods."""
+    """The real world: this process on this machine. The world of the simulator has the same methods."""
 
     def __init__(self) -> None:
-        self._of_process: dict[Callable[[], Any], Any] = {}
-        self._making = threading.Lock()
+        self._singletons: dict[Callable[[], Any], Any] = {}
+        self._singletons_lock = threading.Lock()
 
     def lock(self) -> threading.Lock:
         return threading.Lock()
@@ -69,11 +69,11 @@ class Machine:
         os._exit(code)
 
     def of_process(self, make: Callable[[], T]) -> T:
-        with self._making:
-            if make not in self._of_process:
-                self._of_process[make] = make()
-            made: T = self._of_process[make]
-            return made
+        with self._singletons_lock:
+            if make not in self._singletons:
+                self._singletons[make] = make()
+            singleton: T = self._singletons[make]
+            return singleton
 
     def writev(self, fd: int, views: Sequence[Any]) -> int:
         return os.writev(fd, views)
@@ -87,8 +87,8 @@ _world: Machine = Machine()
 
 @contextmanager
 def use(world: Any) -> Iterator[None]:
-    """What is made and asked for in here comes from that world. For the simulator alone."""
-    global _world  # noqa: PLW0603 threads of one world are in it together
+    """In the body of the `with` block, all functions of this module use the given world. For the simulator alone."""
+    global _world  # noqa: PLW0603 all threads of a process share one world
     before, _world = _world, world
     try:
         yield
@@ -117,7 +117,7 @@ def queue() -> queues.SimpleQueue[Any]:
 
 
 def thread(target: Callable[..., None], name: str, args: Iterable[Any] = ()) -> threading.Thread:
-    """A thread that is not started yet, and that the process does not wait for when it ends."""
+    """A daemon thread, not started yet: the process does not wait for it when it ends."""
     return _world.thread(target, name, args)
 
 
@@ -126,7 +126,7 @@ def thread_id() -> int:
 
 
 def now_s() -> float:
-    """A clock that never goes back; its zero means nothing."""
+    """A monotonic clock; only differences of its values mean something."""
     return _world.now_s()
 
 
@@ -143,17 +143,17 @@ def parent_pid() -> int:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process at once: no cleaning up, and nothing more is written."""
+    """End this process at once: no clean-up code runs, and nothing more is written."""
     _world.exit_process(code)
 
 
 def of_process(make: Callable[[], T]) -> T:
-    """The one object of its kind in this process, made when it is first asked for."""
+    """The object that `make` returns: made at the first call in this process, the same object at every later call."""
     return _world.of_process(make)
 
 
 def writev(fd: int, views: Sequence[Any]) -> int:
-    """What is written survives the process; it survives the machine after `fsync`."""
+    """Written bytes survive the end of the process; they survive the end of the machine only after `fsync`."""
     return _world.writev(fd, views)
 
 

@@ -336,7 +336,7 @@ class Handover(RuleBasedStateMachine):
     def abort(self) -> None:
         self.at_origin(ev.AbortAsked("asked"))
 
-    @precondition(lambda self: PROTOCOLS[self.protocol].kept)
+    @precondition(lambda self: PROTOCOLS[self.protocol].until_asked)
     @rule()
     def hand_over(self) -> None:
         self.at_origin(ev.HandoverAsked())
@@ -363,7 +363,7 @@ class Handover(RuleBasedStateMachine):
         for _ in range(200):
             if not self.connected and self.origin is not None and not self.origin.ended:
                 self.connect()
-            if PROTOCOLS[self.protocol].kept:
+            if PROTOCOLS[self.protocol].until_asked:
                 self.hand_over()
             self.go_on([0, 1, 2, 3, 4])
         assert self.origin is None or self.origin.ended

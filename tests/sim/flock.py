@@ -168,7 +168,7 @@ class Flock:
 
     def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
         after = self.tables[operator].moved(epochs, to)
-        if not after.says_the_same(self.tables[operator]):
+        if not after.same_owners(self.tables[operator]):
             self._write_table(operator, after)
 
     def _write_table(self, operator: str, table: Routing) -> None:

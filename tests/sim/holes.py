@@ -209,7 +209,7 @@ def _table(lines: dict[Any, Any]) -> Change:
     first=0,
 )
 def serve_before_all_came() -> Iterable[Change]:
-    return [_table({(target.Phase.ABSENT, ReleaseHeard): (target.Phase.SERVING, target.serve)})]
+    return [_table({(target.TargetPhase.ABSENT, ReleaseHeard): (target.TargetPhase.SERVING, target.serve)})]
 
 
 @hole("the target decides that it owns what it has prepared when the connection is lost", "I1", first=100)

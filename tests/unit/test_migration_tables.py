@@ -8,8 +8,7 @@ from godwit.migration import PROTOCOLS
 from godwit.migration import events as ev
 from godwit.migration.origin import OVER, REVOCABLE, Origin, Phase, Step, drawn, with_timers
 from godwit.migration.push import by_backlog
-from godwit.migration.target import TABLE, Target
-from godwit.migration.target import Phase as Arrival
+from godwit.migration.target import TABLE, Target, TargetPhase
 from godwit.model.units import Unit, Units
 
 ONE, TWO = Units.of(Unit("group", 0)), Units.of(Unit("group", 1), Unit("key", 6))
@@ -244,14 +243,14 @@ class TestTarget:
         assert effects == [ev.Persist(0, ONE)]
         assert target.on(ev.ReleaseHeard(0)) == []
         assert target.on(ev.Durable(0)) == [ev.Serve(0, ONE)]
-        into = [(phase, event) for (phase, event), (after, _) in TABLE.items() if after is Arrival.SERVING]
-        assert (Arrival.RELEASED_WRITING, ev.Durable) in into
-        assert all(phase is not Arrival.ABSENT for phase, _ in into)
+        into = [(phase, event) for (phase, event), (after, _) in TABLE.items() if after is TargetPhase.SERVING]
+        assert (TargetPhase.RELEASED_WRITING, ev.Durable) in into
+        assert all(phase is not TargetPhase.ABSENT for phase, _ in into)
 
     def test_asks_when_the_connection_is_lost_and_never_decides_by_itself(self) -> None:
         target = self.prepared()
         assert target.on(ev.OriginLost()) == [ev.AskOutcome(0)]
-        assert target.steps[0].phase is Arrival.PREPARED
+        assert target.steps[0].phase is TargetPhase.PREPARED
 
     @pytest.mark.parametrize(
         ("word", "effect"),

@@ -1,7 +1,7 @@
-"""What the machines of a migration hear and what they ask for.
+"""The events and the effects of a migration's state machines.
 
-Events are in the past tense and name facts, failures of I/O too; effects are imperative and are carried out in order by
-the host that runs the machine (`runtime.mover`, `runtime.receiver`).
+Events are in the past tense and name facts, including failures of I/O. Effects are imperative; the host that runs the machine
+carries them out in order (`runtime.handover.mover`, `runtime.handover.receiver`).
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ Forward = Literal["rows", "changes"]
 
 
 class Event:
-    """Something that has happened. Those with a `step` concern that step, the others all of them."""
+    """Something that has happened. An event with a `step` concerns that step, any other event all steps."""
 
     __slots__ = ()
 
 
-# -- what an origin hears --------------------------------------------------------------------------------------------
+# -- events of an origin ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Begun(Event):
-    """The migration was asked for, and the target answers."""
+    """The migration was requested, and the target answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn(Event):
-    """A step may go: the machine tells it to itself, in the order of the plan."""
+    """The turn of a step has come, in the order of the plan. The machine makes this event."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Nearly(Event):
-    """A step is to be offered: the machine tells it to itself, so that rows are at the target before their state."""
+    """A step comes soon: it is offered, so that rows reach the target before their state. The machine makes this event."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Offered(Event):
-    """The target expects the units: their rows may be sent to it."""
+    """The target expects the units: routers may send their rows to the target."""
 
     units: Units
 
@@ -58,7 +58,7 @@ class Wanted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Event):
-    """Rows of a lent unit were sent on to the target, where they wait for it."""
+    """The origin has refused rows of a lent unit; the rows go to the target and wait there for the unit."""
 
     unit: Unit
     rows: int
@@ -67,33 +67,33 @@ class Waiting(Event):
 
 @dataclass(frozen=True, slots=True)
 class Copied(Event):
-    """All of the step's state has been sent once, while the origin went on working."""
+    """All state of the step has been sent once, while the origin went on applying rows."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp(Event):
-    """The target has replayed all but a little of what came after the copy."""
+    """The target has replayed nearly all rows or changes that came after the copy."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverAsked(Event):
-    """A standby is to take over now."""
+    """A standby must take over now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Event):
-    """The target has all of the step, durable."""
+    """The target has the whole step, durably."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Declined(Event):
-    """The target is in a batch in which it cannot take the step over; the next batch brings both together."""
+    """The target is in a batch in which it cannot take over the step; origin and target will meet in the next batch."""
 
     step: int
 
@@ -105,75 +105,75 @@ class BatchBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """The record that gives the step away is durable: the commit point."""
+    """The record `released` of the step is durable: the commit point."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Missing(Event):
-    """The target does not have the whole of a step that was released."""
+    """The target does not have all of a step that was released."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Served(Event):
-    """The target serves the step, and will after any restart."""
+    """The target serves the step, and will serve it after any restart."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class TargetGone(Event):
-    """The target is lost for good, and others have what it owned. It had never owned the step, and nobody will."""
+    """The target is lost for good, and other hosts have its units. It never owned the step, and no heir of it will."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost(Event):
-    """The connection to the target broke; the target may be gone, or not."""
+    """The connection to the target broke; the target itself may still be alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerBack(Event):
-    """There is a connection to the target again, perhaps to a later generation of it."""
+    """There is a connection to the target again, perhaps to a later generation of the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortAsked(Event):
-    """Somebody wants what has not been released yet to stay."""
+    """An abort was requested: steps that are not released yet must stay at the origin."""
 
     reason: str = ""
 
 
-# -- what an origin asks for -----------------------------------------------------------------------------------------
+# -- effects of an origin --------------------------------------------------------------------------------------------
 
 
 class Effect:
-    """Something to be done, in the order given."""
+    """Something that the host must do, in the order given."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Offer(Effect):
-    """Tell the target to expect the units, and to hold their rows."""
+    """Tell the target to expect the units and to let their rows wait."""
 
     units: Units
 
 
 @dataclass(frozen=True, slots=True)
 class Lend(Effect):
-    """From now on send rows of the units on to the target, though their state is still here."""
+    """From now on refuse rows of the units with the target as hint, although their state is still at the origin."""
 
     units: Units
 
 
 @dataclass(frozen=True, slots=True)
 class Copy(Effect):
-    """Send the state of the units, slice by slice between rows; forward what changes in what was sent already."""
+    """Send the state of the units, slice by slice between rows; forward later rows or changes of keys already sent."""
 
     step: int
     units: Units
@@ -182,7 +182,7 @@ class Copy(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Cut(Effect):
-    """Apply no more rows of the units: hold them."""
+    """Apply no more rows of the units: let them wait."""
 
     step: int
     units: Units
@@ -190,7 +190,7 @@ class Cut(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Ship(Effect):
-    """Send what of the units the target does not have yet: state or the last changes, and the ledger."""
+    """Send all that the target does not have yet of the units: state or the last changes, and the ledger."""
 
     step: int
     units: Units
@@ -217,7 +217,7 @@ class TellAborted(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Resume(Effect):
-    """Go on applying rows of the units here, held ones first."""
+    """Go on applying rows of the units at the origin, waiting rows first."""
 
     step: int
     units: Units
@@ -225,7 +225,7 @@ class Resume(Effect):
 
 @dataclass(frozen=True, slots=True)
 class TakeBack(Effect):
-    """The step was released, and its target is gone without ever having owned it: own it again, durably."""
+    """Own a released step again, durably: its target is lost for good and never owned it."""
 
     step: int
     units: Units
@@ -241,14 +241,14 @@ class Forget(Effect):
 
 @dataclass(frozen=True, slots=True)
 class End(Effect):
-    """All steps have come to an end: `done` of them at the target, `dropped` of them still here."""
+    """All steps have ended: `done` of them at the target, `dropped` of them still at the origin."""
 
     done: int
     dropped: int
     reason: str
 
 
-# -- what a target hears, and asks for -------------------------------------------------------------------------------
+# -- events and effects of a target ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class Promised(Event):
 
 @dataclass(frozen=True, slots=True)
 class Announced(Event):
-    """State of a step is about to come."""
+    """State of a step will arrive next."""
 
     step: int
     units: Units
@@ -268,9 +268,9 @@ class Announced(Event):
 
 @dataclass(frozen=True, slots=True)
 class Arrived(Event):
-    """Everything of a step is here; `fits` says whether this instance is in a batch in which it can take it.
+    """A step has arrived completely; `fits` says whether the target is in a batch in which it can take over the step.
 
-    A step that was released already always fits: nobody else can take it.
+    A step that was released already always fits, because only this target can own it.
     """
 
     step: int
@@ -280,24 +280,24 @@ class Arrived(Event):
 
 @dataclass(frozen=True, slots=True)
 class Durable(Event):
-    """What arrived of a step is durable here."""
+    """The step that has arrived is durable at the target."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHeard(Event):
-    """The origin says, or its log says, that it has released the step."""
+    """The origin, or its log, says that the step is released."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class AbortHeard(Event):
-    """The origin says, or its log says, that it keeps the step."""
+    """The origin, or its log, says that the step stays at the origin."""
 
     step: int
-    units: Units = field(default_factory=Units)  # where the origin says it: they may be offered and not announced
+    units: Units = field(default_factory=Units)  # from the origin: the units may be offered and not announced
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class OriginLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Expect(Effect):
-    """Hold rows of these units; ask for those that rows wait for."""
+    """Let rows of these units wait; ask the origin for units that rows wait for."""
 
     units: Units
 
@@ -319,7 +319,7 @@ class AnswerOffered(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Stage(Effect):
-    """Write down that copies of the units may lie here from now on; what comes of the step is taken."""
+    """Record that copies of the units may be at this target from now on; accept state of the step."""
 
     step: int
     units: Units
@@ -327,7 +327,7 @@ class Stage(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Persist(Effect):
-    """Write down that the step is prepared, and make it durable together with its state."""
+    """Record that the step is prepared, and make the record durable together with the step's state."""
 
     step: int
     units: Units
@@ -350,7 +350,7 @@ class AnswerMissing(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Serve(Effect):
-    """Own the units from now on, held rows first; then tell the origin."""
+    """Own the units from now on and apply waiting rows first; then tell the origin."""
 
     step: int
     units: Units
@@ -358,7 +358,7 @@ class Serve(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Discard(Effect):
-    """Drop what has come of the units: they stay with the origin."""
+    """Drop the state that has arrived of the units: they stay with the origin."""
 
     step: int
     units: Units
@@ -366,6 +366,6 @@ class Discard(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AskOutcome(Effect):
-    """Ask the origin, or whoever follows it, whether its log has released the step; ask until there is an answer."""
+    """Ask the origin, its successor or its heirs whether the origin's log has released the step, until there is an answer."""
 
     step: int

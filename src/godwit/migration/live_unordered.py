@@ -1,9 +1,9 @@
-"""live-unordered: as live, but the origin lets go before the target says that it has everything.
+"""live-unordered: as live, but the origin releases a step before the target has acknowledged that it has the whole step.
 
-After Falcon's out-of-order variant, which skips the wait for the other side. There outputs may overtake each other; here the
-router puts a lane's outputs in order anyway, so what is skipped is only a round trip. The origin keeps the state as it was
-cut until the target has confirmed, and ships it again if the target restarts without it: `released` is still the one commit
-point, and nothing is lost.
+After Falcon's out-of-order variant, in which neither side waits for the other. In Falcon outputs may overtake each other; here
+the router orders a lane's outputs anyway, so the variant only saves a round trip. The origin retains the state of the cut until
+the target has confirmed, and ships it again if the target restarts without it: `released` is still the only commit point, and
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from godwit.migration.origin import (
 LIVE_UNORDERED = register(
     Protocol(
         "live-unordered",
-        "as live, without waiting for the target's word before letting go",
+        "as live, but the origin releases a step without waiting for the target",
         {
             **COMMON,
             (Phase.QUEUED, Turn): (Phase.COPYING, copy("rows")),

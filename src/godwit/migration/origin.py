@@ -1,13 +1,13 @@
 """The origin's side of every migration: steps that go from phase to phase by a protocol's table.
 
-A migration is a list of steps, each a set of units that is handed over as one; a protocol is a table that says for each
-phase what an event leads to. What comes after the commit point is the same for all of them and stands here (DESIGN 5):
-`released` is decided by one durable record of the origin and told until the target has confirmed. It is taken back in one case:
-the target is lost for good, its log is closed, and by that log it never owned the step.
-Everything before it can be dropped: the origin still owns the units and goes on.
+A migration is a list of steps; a step is a set of units that are handed over together. A protocol is a table from (phase,
+event) to (effects, next phase). All that follows the commit point is the same for all protocols and is in this file (DESIGN 5):
+one durable record of the origin, `released`, commits a step, and the origin tells the target until the target has confirmed. A
+released step is taken back in one case only: the target is lost for good, its log is closed, and by that log the target never
+owned the step. A step that is not released can be dropped at any time: the origin still owns its units and goes on.
 
-A protocol file gives a table, says which steps may run side by side, and may give a rule for the order. It is registered by
-name; see `register`.
+A protocol file gives a table, says how many steps may run side by side, and may give a rule for their order. `register` makes
+the protocol known by its name.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from godwit.model.units import Units
 
 class Phase(Enum):
     QUEUED = "not begun"
-    OFFERED = "the target is told to expect it"
-    LENT = "rows go to the target, state is here"
-    COPYING = "state is sent while rows are applied"
-    FOLLOWING = "the target follows"
-    CUT = "rows are held, the rest is under way"
-    WAITING = "the target could not take it; the next batch decides"
-    RELEASING = "the record is being written"
-    RELEASED = "the target owns it"
-    SHIPPED = "the target owns it, and on this connection all of it is under way"
+    OFFERED = "the target was told to expect the step"
+    LENT = "rows go to the target, the state is at the origin"
+    COPYING = "the state is being sent while the origin applies rows"
+    FOLLOWING = "the target replays rows or changes"
+    CUT = "rows wait, the last changes are under way"
+    WAITING = "the target declined the step; origin and target try again in the next batch"
+    RELEASING = "the record `released` is being written"
+    RELEASED = "the target owns the step"
+    SHIPPED = "the target owns the step, and all of the step has been sent on this connection"
     DONE = "the target has confirmed"
-    DROPPED = "the origin keeps it"
+    DROPPED = "the step stays at the origin"
 
 
 OVER = frozenset((Phase.DONE, Phase.DROPPED))
@@ -101,7 +101,7 @@ def lend(step: Step) -> list[Effect]:
 
 
 def offer(step: Step) -> list[Effect]:
-    """The machine tells the target, of many steps at once."""
+    """No effect of its own: the machine offers many steps to the target at once (`Origin._lead`)."""
     del step
     return []
 
@@ -168,7 +168,7 @@ COMMON: Table = {
     (Phase.RELEASED, Missing): (Phase.SHIPPED, ship_and_tell),
     (Phase.RELEASED, PeerBack): (Phase.RELEASED, tell_released),
     (Phase.RELEASED, Served): (Phase.DONE, forget),
-    (Phase.SHIPPED, PeerBack): (Phase.RELEASED, tell_released),  # what was under way went with the connection
+    (Phase.SHIPPED, PeerBack): (Phase.RELEASED, tell_released),  # state under way was lost with the connection
     (Phase.SHIPPED, Served): (Phase.DONE, forget),
     (Phase.RELEASED, TargetGone): (Phase.DROPPED, take_back),
     (Phase.SHIPPED, TargetGone): (Phase.DROPPED, take_back),
@@ -187,9 +187,9 @@ def first(steps: Sequence[Step]) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """`choose`: which of the steps goes next. `lead_bytes`: of so much the target is told ahead of the step's turn.
+    """`choose`: which of the steps goes next. `lead_bytes`: how much state is offered to the target ahead of its turn.
 
-    Steps that go one after another are joined to parcels of about `parcel_bytes`, if that is given.
+    `parcel_bytes`: steps that go one after another are joined to parcels of about this size; 0: steps are not joined.
     """
 
     name: str
@@ -198,37 +198,38 @@ class Protocol:
     choose: Choose = first
     parcel_bytes: int = 0
     lead_bytes: float = 0
-    deterministic: bool = False  # whether it needs processors that do the same to the same rows
+    deterministic: bool = False  # whether the processor must give equal results for equal rows
     side_by_side: int = 1  # steps under way at once, unless the plan says otherwise
-    kept: bool = False  # whether it follows until told to hand over
+    until_asked: bool = False  # whether the target follows until a hand-over is requested
 
 
 PROTOCOLS: dict[str, Protocol] = {}
 
 
 def register(protocol: Protocol) -> Protocol:
-    """Make a protocol known by its name, to `Flock.move` and the rest."""
+    """Make a protocol known by its name to `Flock.move`, `Flock.scale` and so on."""
     PROTOCOLS[protocol.name] = protocol
     return protocol
 
 
 def with_timers(protocol: Protocol) -> Protocol:
-    """The protocol for an operator that has timers: the origin lets go only of what the target has accepted.
+    """The protocol for an operator with timers: the origin releases a step only after the target has accepted it.
 
-    A target that has fired the timers of a batch declines units whose timers the origin has not fired in it. Units that the
-    origin has released already cannot be declined, so timers of theirs would be missed in that batch.
+    A target that has fired the timers of a batch declines units whose timers the origin has not fired in that batch. The target
+    cannot decline units that the origin has released already, so it would miss their timers in that batch.
     """
     early = [at for at, (_, action) in protocol.table.items() if action is cut_and_release]
     if not early:
         return protocol
-    told = (Phase.RELEASING, Released)
+    released = (Phase.RELEASING, Released)
     return replace(
-        protocol, table={**protocol.table, **dict.fromkeys(early, (Phase.CUT, cut_and_ship)), told: COMMON[told]}
+        protocol,
+        table={**protocol.table, **dict.fromkeys(early, (Phase.CUT, cut_and_ship)), released: COMMON[released]},
     )
 
 
 class Origin:
-    """Runs one migration at its origin. Events in, effects out; the same events always give the same effects."""
+    """Runs one migration at its origin. Events in, effects out: equal events always give equal effects."""
 
     def __init__(
         self,
@@ -244,11 +245,11 @@ class Origin:
         self._side_by_side = side_by_side or protocol.side_by_side
         self._begun = False
         self._handing_over = False
-        self._of = {unit: step for step in self.steps for unit in step.units}
+        self._step_of = {unit: step for step in self.steps for unit in step.units}
 
     @classmethod
     def resumed(cls, protocol: Protocol, released: Mapping[int, Units]) -> Origin:
-        """After a restart: the steps that the log says were released and not confirmed; all others have stayed."""
+        """After a restart: the steps that are released and not confirmed by the log. All other steps have stayed."""
         machine = cls(protocol, [])
         machine.steps = [Step(number, units, phase=Phase.RELEASED) for number, units in released.items()]
         machine._begun = True
@@ -256,11 +257,11 @@ class Origin:
 
     def on(self, event: Event) -> list[Effect]:
         if isinstance(event, Waiting):
-            self._note(event)
+            self._count_waiting(event)
             return []
-        return [*self._heard(event), *self._next()]
+        return [*self._handle(event), *self._next()]
 
-    def _heard(self, event: Event) -> list[Effect]:
+    def _handle(self, event: Event) -> list[Effect]:
         match event:
             case Begun():
                 self._begun = True
@@ -270,7 +271,7 @@ class Origin:
                 asked = [s for s in self._containing(event.units) if (s.phase, Wanted) in self.protocol.table]
                 return self._advance(self._joined(asked), event) if asked else []
             case HandoverAsked():
-                self._handing_over = True  # also what has not come so far yet
+                self._handing_over = True  # also for steps that are not ready for the hand-over yet
             case AbortAsked():
                 self.reason = self.reason or event.reason or "aborted"
             case PeerLost():
@@ -278,18 +279,18 @@ class Origin:
         number = getattr(event, "step", None)
         if number is None:
             return self._all(event)
-        found = self._step(number)
-        return [] if found is None else self._advance(found, event)
+        step = self._step(number)
+        return [] if step is None else self._advance(step, event)
 
     def _all(self, event: Event) -> list[Effect]:
         return [effect for step in self.steps for effect in self._advance(step, event)]
 
     def _advance(self, step: Step, event: Event) -> list[Effect]:
-        """An event that a step's phase has no use for comes too late, or again: it changes nothing."""
-        found = self.protocol.table.get((step.phase, type(event)))
-        if found is None:
+        """An event without a line in the table has come too late, or for the second time: it changes nothing."""
+        transition = self.protocol.table.get((step.phase, type(event)))
+        if transition is None:
             return []
-        step.phase, action = found
+        step.phase, action = transition
         step.story.append((type(event).__name__, step.phase.name))
         return action(step)
 
@@ -298,7 +299,7 @@ class Origin:
         while self._begun:
             effects += self._lead()
             ready = self._awaiting(Turn)
-            idle = len(self._awaiting(Turn, Nearly, Offered, *((HandoverAsked,) if self.protocol.kept else ())))
+            idle = len(self._awaiting(Turn, Nearly, Offered, *((HandoverAsked,) if self.protocol.until_asked else ())))
             under_way = sum(step.phase not in OVER for step in self.steps) - idle
             if not ready or under_way >= self._side_by_side:
                 break
@@ -314,7 +315,7 @@ class Origin:
         return [step for step in self.steps if any((step.phase, event) in self.protocol.table for event in events)]
 
     def _lead(self) -> list[Effect]:
-        """Offers what comes next, so that about so much stands offered or lent; at least one step, whatever its size."""
+        """Offer the next steps until about `lead_bytes` are offered or lent; at least one step, whatever its size."""
         ahead = self._awaiting(Offered, Turn)
         ahead_bytes = sum(step.size_bytes for step in ahead)
         offered = Units()
@@ -328,7 +329,7 @@ class Origin:
         return [Offer(offered)] if offered else []
 
     def _parcel(self, ready: list[Step]) -> list[Step]:
-        """The steps that go next, as one: a hand-over costs about as much for many units as for a few."""
+        """The steps of the next parcel: a hand-over costs about as much for many units as for a few."""
         chosen = [self.protocol.choose(ready)]
         size_bytes = chosen[0].size_bytes
         left = [step for step in ready if step is not chosen[0]] if self.protocol.parcel_bytes else []
@@ -342,7 +343,7 @@ class Origin:
         return chosen
 
     def _joined(self, steps: list[Step]) -> Step:
-        """Several steps as one, which takes their place."""
+        """One step in place of several."""
         if len(steps) == 1:
             return steps[0]
         joined = Step(1 + max(step.number for step in self.steps), Units(), phase=steps[0].phase)
@@ -351,24 +352,24 @@ class Origin:
             joined.size_bytes += step.size_bytes
             joined.waiting_rows += step.waiting_rows
         joined.story = [("joined", joined.phase.name)]
-        gone = {id(step) for step in steps}
-        self.steps = [*(step for step in self.steps if id(step) not in gone), joined]
-        self._of.update(dict.fromkeys(joined.units, joined))
+        replaced = {id(step) for step in steps}
+        self.steps = [*(step for step in self.steps if id(step) not in replaced), joined]
+        self._step_of.update(dict.fromkeys(joined.units, joined))
         return joined
 
-    def _note(self, event: Waiting) -> None:
-        step = self._of.get(event.unit)
+    def _count_waiting(self, event: Waiting) -> None:
+        step = self._step_of.get(event.unit)
         if step is not None:
             step.waiting_rows += event.rows
             if step.waiting_since_s is None:
                 step.waiting_since_s = event.at_s
 
     def _containing(self, units: Units) -> list[Step]:
-        found = {id(step): step for unit in units if (step := self._of.get(unit)) is not None}
-        return list(found.values())
+        steps = {id(step): step for unit in units if (step := self._step_of.get(unit)) is not None}
+        return list(steps.values())
 
     def _step(self, number: int) -> Step | None:
-        """None for a step that an earlier generation of this origin began and that has stayed."""
+        """None for a step that an earlier generation of this origin began and that stayed at the origin."""
         return next((step for step in self.steps if step.number == number), None)
 
     def phase(self, number: int) -> Phase:
@@ -377,9 +378,9 @@ class Origin:
 
 
 def drawn(protocol: Protocol) -> list[tuple[str, str, str, str]]:
-    """The table for people: phase, event, what is done, next phase."""
+    """The table for people: phase, event, action, next phase."""
     rows: list[tuple[str, str, str, str]] = []
     for (phase, event), (after, action) in protocol.table.items():
-        did = action.__name__.replace("_", " ")
-        rows.append((phase.name, event.__name__, did, after.name))
+        name = action.__name__.replace("_", " ")
+        rows.append((phase.name, event.__name__, name, after.name))
     return rows

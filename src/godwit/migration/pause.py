@@ -1,7 +1,8 @@
-"""pause: hold the keys, ship all of their state, go on at the target.
+"""pause: rows of the keys wait, the origin ships all of their state, and the target goes on.
 
-The partial pause of Flux, SEEP and StreamCloud, unaware of the order in which rows wait. Rows of other keys go on. The bytes
-come from the origin's memory ("live") or from its changelog ("backup"), which spares an overloaded origin the work.
+The partial pause of Flux, SEEP and StreamCloud, which ignores how many rows wait for which key. Rows of other keys go on. The
+state comes from the origin's memory (`source="live"`) or from its changelog (`"backup"`), which saves an overloaded origin the
+work.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from godwit.migration.origin import COMMON, Phase, Protocol, cut_and_ship, regis
 PAUSE = register(
     Protocol(
         "pause",
-        "hold the keys, ship their state, go on at the target",
+        "rows of the keys wait, their state is shipped, the target goes on",
         {**COMMON, (Phase.QUEUED, Turn): (Phase.CUT, cut_and_ship)},
     )
 )

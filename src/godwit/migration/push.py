@@ -1,10 +1,10 @@
-"""push: the origin pushes state in the order in which it is waited for, and rows go to the target a little ahead of it.
+"""push: the origin pushes units in the order of the rows that wait for them; rows go to the target shortly before their state.
 
-After PAM: the origin alone decides, no message asks for anything, and the target resumes a unit as soon as it is there. The
-origin goes on working on all but the few units that come next, so no row waits for more than those. It sees the backlog
-exactly, because every row that waits at the target was sent on by it. The order is Smith's rule: on one link, the total time
-that rows wait is least when units go by rows waiting per byte to send, greatest first. Of units that nothing waits for yet,
-the smallest go first; among equals, the one waited for longest.
+After PAM: the origin decides alone, the target requests nothing, and the target serves a unit as soon as its state has arrived.
+The origin goes on applying rows of all units except the few that come next, so a row waits for those few units at most. The
+origin knows the backlog exactly, because it has refused every row that waits at the target. The order is Smith's rule: on one
+link, the total waiting time of rows is least when the unit with the most waiting rows per byte goes first. Of units without
+waiting rows, the smallest goes first; among equals, the unit whose rows have waited longest.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from godwit.migration.events import Turn
 from godwit.migration.origin import COMMON, OFFERING, Phase, Protocol, Step, cut_and_ship, register
 
-FRAME_BYTES = 512  # what a step costs on the wire besides its state
-PARCEL_BYTES = 1 << 20  # less makes the fixed cost of a hand-over felt, more makes rows wait longer
-LEAD_BYTES = 1 << 20  # of state whose rows go to the target ahead of it
+FRAME_BYTES = 512  # of a step on the wire besides its state
+PARCEL_BYTES = 1 << 20  # smaller: the fixed cost of a hand-over is paid more often; larger: rows wait longer
+LEAD_BYTES = 1 << 20  # of state that is lent: its rows go to the target ahead of it
 
 
 def by_backlog(steps: Sequence[Step]) -> Step:
@@ -32,7 +32,7 @@ def urgency(step: Step) -> tuple[float, float, float, int]:
 PUSH = register(
     Protocol(
         "push",
-        "rows go to the target, state is pushed in the order of the backlog",
+        "rows go to the target, the origin pushes state in the order of the backlog",
         {
             **COMMON,
             **OFFERING,

@@ -1,7 +1,7 @@
-"""standby: the target is sent every change all the time, so that a hand-over ships only the last ones.
+"""standby: the origin sends every change to the target all the time, so that a hand-over ships only the last changes.
 
-After Rhino (SIGMOD'20) and Falcon's hot backups. Unlike `live` it ships changed state, not rows, so it suits processors that
-are not deterministic and costs traffic for as long as it stands.
+After Rhino (SIGMOD'20) and Falcon's hot backups. Unlike `live`, standby ships changed state, not rows: so it suits processors
+that are not deterministic, and it costs traffic for as long as the standby exists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from godwit.migration.origin import COMMON, Phase, Protocol, copy, cut_and_ship,
 STANDBY = register(
     Protocol(
         "standby",
-        "the target is sent every change; a hand-over ships the last",
+        "the origin sends every change; a hand-over ships the last changes",
         {
             **COMMON,
             (Phase.QUEUED, Turn): (Phase.COPYING, copy("changes")),
@@ -20,6 +20,6 @@ STANDBY = register(
             (Phase.FOLLOWING, HandoverAsked): (Phase.CUT, cut_and_ship),
         },
         side_by_side=1 << 20,
-        kept=True,
+        until_asked=True,
     )
 )

@@ -1,10 +1,10 @@
-"""The target's side of every migration: what it does with promises, arrivals and the origin's last word.
+"""The target's side of every migration: what follows from offers, arrived state and the origin's decision.
 
-The same for all protocols. What comes of a step is taken only between its announcement, on the same connection, and its
-preparation: a step that is prepared, served or kept by its origin takes no more state, whoever sends it and however late. A
-step that is not released yet is a copy and nothing more: rows are held, and the copy is dropped when the origin says, or its
-log says, that it has kept the step. The target never decides by itself, nor by a timeout: when the connection breaks it asks
-the origin, or whoever follows the origin, until there is an answer (DESIGN 5).
+The target's side is the same for all protocols. The target accepts state of a step only from its announcement on, on the same
+connection, until the step is prepared. A step that is prepared, served, or dropped accepts no more state, however late the
+state arrives. A step that is not released is only a copy: its rows wait, and the target drops the copy when the origin, or its
+log, says that the step stays at the origin. The target decides nothing by itself or by a timeout: when the connection breaks,
+it asks the origin, the origin's successor or its heirs until there is an answer (DESIGN 5).
 """
 
 from __future__ import annotations
@@ -37,86 +37,87 @@ from godwit.migration.events import (
 from godwit.model.units import Units
 
 
-class Phase(Enum):
-    ABSENT = "nothing has come, or not all"
-    MISSING = "released by the origin, not all here, asked for"
-    WRITING = "all has come and is being made durable"
-    RELEASED_WRITING = "released by the origin while it is being made durable"
+class TargetPhase(Enum):
+    ABSENT = "state of the step is missing, all or in part"
+    MISSING = "released by the origin; the target has requested the missing state"
+    WRITING = "the whole step has arrived and is being made durable"
+    RELEASED_WRITING = "released by the origin while the target makes the step durable"
     PREPARED = "durable; the origin decides"
-    SERVING = "owned here"
+    SERVING = "owned by the target"
     DROPPED = "stays with the origin"
 
 
-OPEN = (Phase.ABSENT, Phase.MISSING)  # something of the step may still come
+OPEN = (TargetPhase.ABSENT, TargetPhase.MISSING)  # state of the step may still arrive
 
 
 @dataclass(slots=True)
-class Step:
+class TargetStep:
     number: int
     units: Units = field(default_factory=Units)
-    phase: Phase = Phase.ABSENT
-    announced: bool = False  # on the connection there is
+    phase: TargetPhase = TargetPhase.ABSENT
+    announced: bool = False  # on the current connection
 
 
-Action = Callable[[Step], list[Effect]]
+Action = Callable[[TargetStep], list[Effect]]
 
 
-def nothing(step: Step) -> list[Effect]:
+def nothing(step: TargetStep) -> list[Effect]:
     del step
     return []
 
 
-def persist(step: Step) -> list[Effect]:
+def persist(step: TargetStep) -> list[Effect]:
     return [Persist(step.number, step.units)]
 
 
-def answer_prepared(step: Step) -> list[Effect]:
+def answer_prepared(step: TargetStep) -> list[Effect]:
     return [AnswerPrepared(step.number)]
 
 
-def answer_missing(step: Step) -> list[Effect]:
+def answer_missing(step: TargetStep) -> list[Effect]:
     return [AnswerMissing(step.number)]
 
 
-def serve(step: Step) -> list[Effect]:
+def serve(step: TargetStep) -> list[Effect]:
     return [Serve(step.number, step.units)]
 
 
-def discard(step: Step) -> list[Effect]:
+def discard(step: TargetStep) -> list[Effect]:
     return [Discard(step.number, step.units)]
 
 
-def ask(step: Step) -> list[Effect]:
+def ask(step: TargetStep) -> list[Effect]:
     return [AskOutcome(step.number)]
 
 
-TABLE: Mapping[tuple[Phase, type[Event]], tuple[Phase, Action]] = {
-    (Phase.ABSENT, Arrived): (Phase.WRITING, persist),
-    (Phase.ABSENT, ReleaseHeard): (Phase.MISSING, answer_missing),
-    (Phase.ABSENT, AbortHeard): (Phase.DROPPED, discard),
-    (Phase.ABSENT, OriginLost): (Phase.ABSENT, discard),
-    (Phase.MISSING, Arrived): (Phase.RELEASED_WRITING, persist),  # asked for once a connection: told again, it waits
-    (Phase.MISSING, OriginLost): (Phase.ABSENT, discard),
-    (Phase.WRITING, Durable): (Phase.PREPARED, answer_prepared),
-    (Phase.WRITING, ReleaseHeard): (Phase.RELEASED_WRITING, nothing),
-    (Phase.WRITING, AbortHeard): (Phase.DROPPED, discard),
-    (Phase.WRITING, OriginLost): (Phase.WRITING, ask),
-    (Phase.RELEASED_WRITING, Durable): (Phase.SERVING, serve),
-    (Phase.PREPARED, Arrived): (Phase.PREPARED, answer_prepared),
-    (Phase.PREPARED, ReleaseHeard): (Phase.SERVING, serve),
-    (Phase.PREPARED, AbortHeard): (Phase.DROPPED, discard),
-    (Phase.PREPARED, OriginLost): (Phase.PREPARED, ask),
-    (Phase.SERVING, Arrived): (Phase.SERVING, serve),
-    (Phase.SERVING, ReleaseHeard): (Phase.SERVING, serve),  # told again: confirm again
-    (Phase.DROPPED, ReleaseHeard): (Phase.MISSING, answer_missing),
+TABLE: Mapping[tuple[TargetPhase, type[Event]], tuple[TargetPhase, Action]] = {
+    (TargetPhase.ABSENT, Arrived): (TargetPhase.WRITING, persist),
+    (TargetPhase.ABSENT, ReleaseHeard): (TargetPhase.MISSING, answer_missing),
+    (TargetPhase.ABSENT, AbortHeard): (TargetPhase.DROPPED, discard),
+    (TargetPhase.ABSENT, OriginLost): (TargetPhase.ABSENT, discard),
+    # MISSING has no line for ReleaseHeard: missing state is requested once per connection.
+    (TargetPhase.MISSING, Arrived): (TargetPhase.RELEASED_WRITING, persist),
+    (TargetPhase.MISSING, OriginLost): (TargetPhase.ABSENT, discard),
+    (TargetPhase.WRITING, Durable): (TargetPhase.PREPARED, answer_prepared),
+    (TargetPhase.WRITING, ReleaseHeard): (TargetPhase.RELEASED_WRITING, nothing),
+    (TargetPhase.WRITING, AbortHeard): (TargetPhase.DROPPED, discard),
+    (TargetPhase.WRITING, OriginLost): (TargetPhase.WRITING, ask),
+    (TargetPhase.RELEASED_WRITING, Durable): (TargetPhase.SERVING, serve),
+    (TargetPhase.PREPARED, Arrived): (TargetPhase.PREPARED, answer_prepared),
+    (TargetPhase.PREPARED, ReleaseHeard): (TargetPhase.SERVING, serve),
+    (TargetPhase.PREPARED, AbortHeard): (TargetPhase.DROPPED, discard),
+    (TargetPhase.PREPARED, OriginLost): (TargetPhase.PREPARED, ask),
+    (TargetPhase.SERVING, Arrived): (TargetPhase.SERVING, serve),
+    (TargetPhase.SERVING, ReleaseHeard): (TargetPhase.SERVING, serve),  # the release is told again: confirm again
+    (TargetPhase.DROPPED, ReleaseHeard): (TargetPhase.MISSING, answer_missing),
 }
 
 
 class Target:
-    """One migration at its target. Nothing here outlives a restart but what `Ownership.incoming` has of it."""
+    """One migration at its target. After a restart only prepared steps remain, from `Ownership.incoming`."""
 
     def __init__(self, prepared: Mapping[int, Units] | None = None) -> None:
-        self.steps = {n: Step(n, units, Phase.PREPARED) for n, units in (prepared or {}).items()}
+        self.steps = {n: TargetStep(n, units, TargetPhase.PREPARED) for n, units in (prepared or {}).items()}
         self.promised = Units()
 
     def on(self, event: Event) -> list[Effect]:
@@ -129,8 +130,8 @@ class Target:
             case Arrived(number, _, fits):
                 step = self._step(number)
                 if step.phase in OPEN and not step.announced:
-                    return []  # the end of something whose beginning came on another connection, or never
-                if not fits and step.phase is Phase.ABSENT:
+                    return []  # the step was announced on another connection, or never
+                if not fits and step.phase is TargetPhase.ABSENT:
                     return [AnswerDeclined(number)]
                 return self._advance(step, event)
             case AbortHeard(number, units):
@@ -144,26 +145,28 @@ class Target:
                 return self._advance(self._step(number), event)
 
     def takes(self, number: int) -> bool:
-        """Whether state of this step is news."""
+        """Whether the target accepts state of this step."""
         step = self.steps.get(number)
         return step is not None and step.announced and step.phase in OPEN
 
     @property
     def settled(self) -> bool:
-        return all(step.phase in (Phase.ABSENT, Phase.SERVING, Phase.DROPPED) for step in self.steps.values())
+        return all(
+            step.phase in (TargetPhase.ABSENT, TargetPhase.SERVING, TargetPhase.DROPPED) for step in self.steps.values()
+        )
 
-    def _step(self, number: int) -> Step:
-        return self.steps.setdefault(number, Step(number))
+    def _step(self, number: int) -> TargetStep:
+        return self.steps.setdefault(number, TargetStep(number))
 
-    def _announced(self, step: Step, units: Units) -> list[Effect]:
-        """Of a step that is served the origin has not heard so; any other that is not open has no use for state."""
+    def _announced(self, step: TargetStep, units: Units) -> list[Effect]:
+        """A step that is not open accepts no state; if it is served, the origin does not know that yet and is told again."""
         if step.phase not in OPEN:
-            return serve(step) if step.phase is Phase.SERVING else []
+            return serve(step) if step.phase is TargetPhase.SERVING else []
         step.units, step.announced = units, True
         return [Stage(step.number, units)]
 
     def _origin_lost(self) -> list[Effect]:
-        """The next connection announces anew what it brings."""
+        """The next connection announces again every step that it brings."""
         effects = [effect for step in self.steps.values() for effect in self._advance(step, OriginLost())]
         left = self._unserved()
         self.promised = Units()
@@ -173,18 +176,18 @@ class Target:
         return [*effects, Discard(-1, left)] if left else effects
 
     def _unserved(self) -> Units:
-        """What was promised and is in no step yet: with the connection gone, nobody brings it.
+        """Units that were offered and are in no step yet: the connection that would have brought them is gone.
 
-        A step that was dropped has been discarded; by now another migration may be bringing its units.
+        Units of a dropped step are not among them: they were discarded already, and another migration may bring them by now.
         """
         left = self.promised
         for step in self.steps.values():
             left -= step.units
         return left
 
-    def _advance(self, step: Step, event: Event) -> list[Effect]:
-        found = TABLE.get((step.phase, type(event)))
-        if found is None:
+    def _advance(self, step: TargetStep, event: Event) -> list[Effect]:
+        transition = TABLE.get((step.phase, type(event)))
+        if transition is None:
             return []
-        step.phase, action = found
+        step.phase, action = transition
         return action(step)

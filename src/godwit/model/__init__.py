@@ -1,1 +1,1 @@
-"""The words of the domain as plain values and decisions: no I/O, no clock, no chance, standard library only."""
+"""The words of the domain as plain values and decisions: no I/O, no clock, no random numbers, standard library only."""

@@ -1,10 +1,11 @@
-"""What one instance may apply: how it stands to every group, and to every key that is routed apart from its group.
+"""What one instance may apply: its stand to every group, and to every key that is routed apart from its group.
 
-This is where I1 is kept. An instance applies a row only if it stands `MINE` to the row's key; the rest of the words say what
-to do instead. Only MINE and AWAY are written down: what lies between them is memory of a hand-over in progress, and a restart
-goes back to the last of the two (DESIGN 5: before `released` the origin owns, after it the target does).
+This module ensures I1 (one owner). An instance applies a row only if its stand to the row's key is `MINE`; every other stand
+says what happens to the row instead. LENT, CUT and EXPECTED are never written to the log: they belong to a hand-over in
+progress, and a restart goes back to MINE or AWAY (DESIGN 5: before `released` the origin owns a unit, after it the target
+does).
 
-An epoch counts the owners a unit has had. A hint with a greater epoch is newer, so following hints ends at the owner.
+An epoch counts the owners that a unit has had. A hint with a greater epoch is newer, so following hints ends at the owner.
 """
 
 from __future__ import annotations
@@ -22,36 +23,38 @@ from godwit.model.units import Unit, Units
 
 
 class Stand(IntEnum):
-    """How an instance stands to a unit; rows are applied, sent on, or held."""
+    """The role of an instance for a unit: rows of the unit are applied, refused with a hint, or wait."""
 
-    MINE = 0  # apply
-    AWAY = 1  # send on: another host owns it
-    LENT = 2  # send on: the target works on it as soon as it has asked for it and got it
-    CUT = 3  # hold: the hand-over is being decided
-    EXPECTED = 4  # hold: promised by an origin, not here yet
-    PREPARED = 5  # hold: here and durable; the origin has not let go yet
+    MINE = 0  # apply: this instance owns the unit
+    AWAY = 1  # refuse: another host owns the unit
+    LENT = 2  # refuse: rows wait at the target, which gets the unit soon
+    CUT = 3  # wait: the hand-over is being decided
+    EXPECTED = 4  # wait: an origin has offered the unit, its state has not arrived
+    PREPARED = 5  # wait: the state has arrived and is durable; the origin has not released the unit
 
 
-HELD = frozenset((Stand.CUT, Stand.EXPECTED, Stand.PREPARED))
-NOT_HERE = frozenset((Stand.AWAY, Stand.EXPECTED, Stand.PREPARED))  # owned by the peer, as far as is known here
+ROWS_WAIT = frozenset((Stand.CUT, Stand.EXPECTED, Stand.PREPARED))
+NOT_HERE = frozenset((Stand.AWAY, Stand.EXPECTED, Stand.PREPARED))  # owned by the peer, as far as this host knows
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
+    """What one instance knows of one unit."""
+
     stand: Stand
     epoch: int
-    peer: str  # who owns it, or the other side of the hand-over
+    peer: str  # the owner, or the other host of the hand-over
 
 
 class Groups:
-    """The shares of all groups, in columns: written down and looked through as a whole far more often than one by one."""
+    """The shares of all groups, in columns: they are written and searched as a whole far more often than one by one."""
 
     __slots__ = ("at", "epochs", "peers", "stands")
 
     def __init__(self, stands: bytearray, epochs: array[int], at: array[int], peers: list[str]) -> None:
         self.stands = stands
         self.epochs = epochs
-        self.at = at  # the peer's place in `peers`
+        self.at = at  # for each group, the position of its peer in `peers`
         self.peers = peers
 
     @classmethod
@@ -102,29 +105,29 @@ _DIGITS = bytes.maketrans(bytes(range(len(Stand))), "".join(str(int(stand)) for 
 
 @dataclass(slots=True)
 class Outgoing:
-    """A step that was released and that the target has not confirmed yet."""
+    """A step that this origin has released and that its target has not confirmed yet."""
 
     units: Units
     target: str
-    epochs: dict[Unit, int] = field(default_factory=dict)  # in which the target owns them
+    epochs: dict[Unit, int] = field(default_factory=dict)  # in which the target owns the units
 
 
 @dataclass(slots=True)
 class Incoming:
-    """A step that is durable here and that the origin may have released or not."""
+    """A step that is durable at this target; its origin may or may not have released it."""
 
     units: Units
     origin: str
-    epochs: dict[Unit, int]
-    apart: dict[int, tuple[str, int]]
+    epochs: dict[Unit, int]  # in which the origin owns the units
+    apart: dict[int, tuple[str, int]]  # keys of these groups with another owner: routing hash -> (owner, epoch)
 
 
 @dataclass(slots=True)
 class Ownership:
-    """`version` changes with every change, for whoever keeps a faster copy of this.
+    """`version` grows with every change, so that a faster copy of this object can tell that it is stale.
 
-    `moving`: what migrations from this host have begun on. While a group is among it, a key of the group that comes here stays
-    apart from the group: what the migration copies and follows was settled before the key came.
+    `moving`: the units of migrations that have begun on this host. While a group is in `moving`, a key of that group that moves
+    to this host stays apart from the group: the migration fixed the keys that it copies before this key arrived.
     """
 
     host: str
@@ -137,7 +140,7 @@ class Ownership:
 
     @classmethod
     def initial(cls, host: str, routing: Routing) -> Ownership:
-        """As the first table says. A host that came later owns nothing of it."""
+        """By the first routing table. A host that joined later is not in that table and owns nothing."""
         owners = [routing.hosts[position] for position in routing.owners]
         shares = [Share(Stand.MINE if owner == host else Stand.AWAY, 1, owner) for owner in owners]
         return cls(host, Groups.of(shares))
@@ -157,21 +160,21 @@ class Ownership:
         return Units(groups, keys)
 
     def served(self, epochs: Mapping[Unit, int]) -> bool:
-        """Whether these units have been owned here in these epochs, or later: then a step told again is no news."""
+        """Whether this instance has owned all of these units in these epochs or later: then it has served the step already."""
         return bool(epochs) and all(self.share(unit).epoch >= epoch for unit, epoch in epochs.items())
 
     def busy(self) -> bool:
-        """Whether some unit is between two owners: then a new batch that may fire timers waits."""
+        """Whether some unit is between two owners: then a new batch that may fire timers must wait."""
         stands = self.groups.stands
         between = (Stand.CUT, Stand.PREPARED)
         return any(stand in stands for stand in between) or any(s.stand in between for s in self.keys.values())
 
     def whole(self) -> bool:
-        """Whether everything is MINE, as on a single host."""
+        """Whether this instance owns every unit, as on a single host."""
         return not self.keys and self.groups.stands.count(Stand.MINE) == len(self.groups)
 
     def apart(self, units: Units) -> dict[int, tuple[str, int]]:
-        """Keys of these groups that are owned apart from them, for whoever gets the groups."""
+        """Keys of these groups that have an owner of their own; the target of the groups must know them."""
         count = len(self.groups)
         return {
             key: (share.peer if share.stand in NOT_HERE else self.host, share.epoch)
@@ -196,17 +199,20 @@ class Ownership:
         self._change(units, {Stand.MINE, Stand.LENT}, Stand.CUT, to)
 
     def resume(self, units: Units) -> None:
-        """The hand-over does not take place: the origin goes on."""
+        """The hand-over does not take place: the origin stays the owner."""
         self._change(units, {Stand.LENT, Stand.CUT, Stand.MINE}, Stand.MINE, self.host)
         self._absorb(units)
 
     def release(self, step: str, units: Units, to: str) -> None:
-        """The commit point, once this is durable."""
+        """The change is the commit point of the hand-over as soon as it is durable."""
         self._change(units, {Stand.CUT}, Stand.AWAY, to, epochs=1)
         self.outgoing[step] = Outgoing(units, to, {unit: self.share(unit).epoch for unit in units})
 
     def take_back(self, step: str) -> None:
-        """The target is lost for good and never owned it: own it again, in the epoch after the one it would have had there."""
+        """Own a released step again, because its target is lost for good and never owned it.
+
+        The new epoch is the one after the epoch in which the target would have owned the units.
+        """
         outgoing = self.outgoing.pop(step)
         for unit, epoch in outgoing.epochs.items():
             share = self.share(unit)
@@ -232,9 +238,9 @@ class Ownership:
         self.incoming[step] = incoming
 
     def rejoin(self, units: Units, apart: Collection[int]) -> bool:
-        """Keys that were apart when this host last knew and have gone back to their group come with it; whether there are any.
+        """Forget the keys of these groups that this host believes to be apart and that have gone back to their group.
 
-        `apart`: the keys of these groups that the groups' owner knows to be apart.
+        `apart`: the keys that are apart by the word of the groups' owner. Returns whether there were keys to forget.
         """
         count = len(self.groups)
         back = [
@@ -248,12 +254,12 @@ class Ownership:
         return bool(back)
 
     def serve(self, step: str) -> Units:
-        """The origin has released it."""
+        """Own the units of a prepared step: the origin has released it."""
         incoming = self.incoming.pop(step)
         for unit, epoch in incoming.epochs.items():
             self._set(unit, Share(Stand.MINE, epoch + 1, self.host))
         for key, (owner, epoch) in incoming.apart.items():
-            known = self.keys.get(key)  # perhaps newer than what the origin knew: the key may have come here since
+            known = self.keys.get(key)  # perhaps newer than what the origin knew: the key may have moved here since
             if known is None or (known.stand is Stand.AWAY and known.epoch < epoch):
                 self.keys[key] = Share(Stand.AWAY, epoch, owner)
         self._absorb(incoming.units)
@@ -261,7 +267,7 @@ class Ownership:
         return incoming.units
 
     def drop(self, units: Units) -> None:
-        """What was promised or prepared stays with its origin."""
+        """Give up units that were offered or prepared: they stay with their origin."""
         for step in [step for step, incoming in self.incoming.items() if incoming.units & units]:
             del self.incoming[step]
         for unit in units:
@@ -271,7 +277,7 @@ class Ownership:
         self.version += 1
 
     def _absorb(self, units: Units) -> None:
-        """A key that is owned by the owner of its group needs no line of its own; the group's epoch covers it."""
+        """A key with the same owner as its group needs no share of its own: the share of the group covers it."""
         count = len(self.groups)
         touched = (units.groups | {key % count for key in units.keys}) - self.moving.groups
         both = [key for key, share in self.keys.items() if share.stand is Stand.MINE and key % count in touched]
@@ -324,7 +330,7 @@ class Ownership:
         return settled
 
     def _settled(self, share: Share) -> Share:
-        """What a restart finds: the origin's side goes back to it, the target's waits for the origin's word."""
+        """The share after a restart: the origin owns the unit again; a prepared target waits for the origin's decision."""
         match share.stand:
             case Stand.LENT | Stand.CUT:
                 return Share(Stand.MINE, share.epoch, self.host)
@@ -347,7 +353,8 @@ class Ownership:
                 _epochs(epochs),
                 {key: (owner, epoch) for key, (owner, epoch) in apart},
             )
-        ownership._absorb(Units(frozenset(range(len(ownership.groups)))))  # a key that was being taken apart
+        # A key whose move apart from its group had not been decided is back in its group.
+        ownership._absorb(Units(frozenset(range(len(ownership.groups)))))
         return ownership
 
 

@@ -1,8 +1,8 @@
-"""Which batch of which run an instance has reached, and what a request for another one means.
+"""Which batch of which run an instance has reached, and what a request for another batch or run means.
 
-This is the fence of exactly-once: a request is compared with what the instance knows, and the answer is one of a few
-verdicts. Whoever asks acts on the verdict; nothing here talks to Spark, so whether an unknown run is really the newest
-is asked elsewhere (`Verdict.UNKNOWN_RUN`).
+These comparisons are the fence of exactly-once: a request is compared with the progress of the instance, which gives a verdict.
+The caller acts on the verdict. Nothing here talks to Spark, so the caller must find out whether an unknown run is really the
+newest (`Verdict.UNKNOWN_RUN`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-FENCED_RUNS_MAX = 16  # zombies of older runs than these have long lost their Spark tasks
+FENCED_RUNS_MAX = 16  # tasks of still older runs have ended long ago
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +26,19 @@ class BatchRef:
 
 class Verdict(Enum):
     SAME = "the batch in progress"
-    NEXT = "the batch after it: the one before is committed"
-    SKIPPED = "a later batch: those between had nothing for this operator"
-    UNKNOWN_RUN = "a run not seen before: newer, or a zombie"
+    NEXT = "the next batch: the batch in progress is committed"
+    SKIPPED = "a later batch: the batches between had no rows for this operator"
+    UNKNOWN_RUN = "a run not seen before: the newest, or one that has been replaced"
     STALE_BATCH = "a batch that is committed already"
-    STALE_RUN = "a run that a newer one has replaced"
-    OTHER_QUERY = "another query than the one this state belongs to"
+    STALE_RUN = "a run that a newer run has replaced"
+    OTHER_QUERY = "another query than the one that this state belongs to"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far an instance has come. `batch` is -1 and `query` is None before the first batch.
 
-    `attempt` counts how often the batch in progress was begun anew here, by a later run of the query.
+    `attempt` counts how often a later run of the query has begun the batch in progress again on this instance.
     """
 
     query: str | None = None
@@ -61,7 +61,7 @@ class Progress:
         return Verdict.NEXT if request.batch == self.batch + 1 else Verdict.SKIPPED
 
     def admit(self, request: BatchRef) -> Progress:
-        """Take up a run known to be the newest; the one before it is fenced from now on."""
+        """Go on with a run that is known to be the newest; the run before it is fenced from now on."""
         fenced = self.fenced if self.run is None else (*self.fenced, self.run)
         return replace(self, query=request.query, run=request.run, fenced=fenced[-FENCED_RUNS_MAX:])
 
@@ -69,25 +69,25 @@ class Progress:
         return replace(self, batch=batch, attempt=0)
 
     def again(self) -> Progress:
-        """The batch in progress is begun anew: what was applied of it is reverted."""
+        """Begin the batch in progress again: the rows that were applied of it are reverted."""
         return replace(self, attempt=self.attempt + 1)
 
     def initialised_by(self, run: str) -> Progress:
-        """A job brings initial state, before the first batch: what another one has brought counts no more."""
+        """A job loads initial state before the first batch: initial state that an earlier job has loaded is reverted."""
         fenced = self.fenced if self.run is None else (*self.fenced, self.run)
         return replace(self.again(), run=run, fenced=fenced[-FENCED_RUNS_MAX:])
 
     def same_attempt(self, other: Progress) -> bool:
-        """Whether another instance is in the same batch of the same run, so that what it has applied counts here too."""
+        """Whether another instance is in the same batch of the same run, so that rows it has applied count here too."""
         return self.batch == other.batch and self.run == other.run
 
     def behind(self, other: Progress) -> bool:
-        """Whether another instance has begun this batch anew, in a later run, and this one has not."""
+        """Whether another instance has begun this batch again, in a later run, and this instance has not."""
         return self.batch == other.batch and self.run in other.fenced
 
     def to_dict(self) -> dict[str, Any]:
-        told = {"query": self.query, "run": self.run, "batch": self.batch, "fenced": list(self.fenced)}
-        return told | {"attempt": self.attempt}
+        fenced = list(self.fenced)
+        return {"query": self.query, "run": self.run, "batch": self.batch, "fenced": fenced, "attempt": self.attempt}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Progress:

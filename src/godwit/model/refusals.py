@@ -1,8 +1,9 @@
-"""Which keys a host has refused on a stream, so that it goes on refusing them until the router has caught up.
+"""Which keys a host has refused on a stream, so that it goes on refusing them until the router has handled the refusal.
 
-A router sends several chunks ahead. Were a key that is refused in one of them to come back before the next is read, the later
-rows would be applied before the earlier ones, which are on their way round. So a refusal stands until the router says, with
-a later chunk, that it has dealt with the answer in which it was told. Chunks that carry rows round again are not bound by it.
+A router sends several chunks without waiting for answers. Suppose that a host refuses a key in one chunk and owns the key again
+before it reads the next chunk: it would apply the later rows before the earlier ones, which the router has still to send
+again. So a refusal holds until the router says, with a later chunk, that it has handled the answer with the refusal. Chunks in
+which the router sends refused rows again are exempt.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 
 class Refusals:
     def __init__(self) -> None:
-        self._in_answer: dict[int, int] = {}  # routing hash -> number of the answer that refused it last
+        self._in_answer: dict[int, int] = {}  # routing hash -> number of the last answer that refused it
 
     def __bool__(self) -> bool:
         return bool(self._in_answer)
@@ -24,6 +25,6 @@ class Refusals:
         self._in_answer.update(dict.fromkeys(hashes, answer))
 
     def dealt_with(self, answer: int) -> None:
-        """The router has seen to everything that was refused up to this answer."""
+        """The router has handled every refusal up to this answer."""
         if self._in_answer:
             self._in_answer = {key: at for key, at in self._in_answer.items() if at > answer}

@@ -1,9 +1,9 @@
-"""Which host owns which group of keys, and which keys are routed apart from their group: a hint, never the fact.
+"""The routing table: which host owns which group, and which keys are routed apart from their group. A hint, never the fact.
 
 A key's routing hash is Spark's own `xxhash64` of its columns, so that Spark computes it for whole batches in the JVM and
-Python computes the same for a single key. A group is a fixed hash bucket. The facts are in the hosts' logs (`ownership`); a
-table may be as old as it likes, because a host that does not own a key says who does. Its size does not depend on the number
-of keys, only on the groups and on the keys routed apart.
+Python computes the same for a single key. A group is a fixed hash bucket. The facts are in the hosts' logs (`ownership`). A
+routing table may be stale, because a host that does not own a key names the owner in its refusal. The size of a table depends
+on the number of groups and of keys routed apart, not on the number of keys.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Routing:
 
     @classmethod
     def spread(cls, hosts: Sequence[str], groups: int = GROUPS) -> Routing:
-        """Contiguous ranges of groups, as even as they can be."""
+        """Contiguous ranges of groups, of sizes that differ by at most one."""
         return cls(1, tuple(hosts), tuple(group * len(hosts) // groups for group in range(groups)))
 
     def group(self, route_hash: int) -> int:
@@ -48,7 +48,7 @@ class Routing:
         return self.hosts[self.owners[unit.id]] if unit.kind == "group" else self.owner(unit.id)
 
     def units_of(self, host: str) -> Units:
-        """All that a host owns."""
+        """All units that a host owns."""
         if host not in self.hosts:
             return Units()
         at = self.hosts.index(host)
@@ -60,24 +60,24 @@ class Routing:
         return [group for group, owner in enumerate(self.owners) if owner == position]
 
     def joined(self, hosts: Sequence[str]) -> Routing:
-        """With these hosts too; they own nothing yet."""
+        """The table with these hosts added; they own nothing yet."""
         new = tuple(host for host in hosts if host not in self.hosts)
         return replace(self, version=self.version + 1, hosts=self.hosts + new) if new else self
 
     def parted(self, hosts: Sequence[str]) -> Routing:
-        """Without these hosts, which own nothing any more.
+        """The table without these hosts, which own nothing any more.
 
-        What the table still gives one of them, because it has not been told of a move, goes to the host that comes first:
-        whoever is asked wrongly says who owns it.
+        The table may have missed moves and still give units to one of these hosts. Such units go to the first host of the
+        table, which refuses their rows and names the owner.
         """
-        kept = tuple(host for host in self.hosts if host not in hosts)
-        place = {position: kept.index(host) if host in kept else 0 for position, host in enumerate(self.hosts)}
+        left = tuple(host for host in self.hosts if host not in hosts)
+        place = {position: left.index(host) if host in left else 0 for position, host in enumerate(self.hosts)}
         apart = {key: (place[position], epoch) for key, (position, epoch) in self.apart.items()}
         owners = tuple(place[position] for position in self.owners)
-        return Routing(self.version + 1, kept, owners, self.epochs, apart)
+        return Routing(self.version + 1, left, owners, self.epochs, apart)
 
     def moved(self, epochs: Mapping[Unit, int], to: str) -> Routing:
-        """These units are owned by `to`, each in the epoch given; what is known to be newer stays."""
+        """The table in which `to` owns these units, each in the epoch given; entries with a newer epoch stay."""
         at = self.hosts.index(to)
         owners, known, apart = list(self.owners), list(self.epochs), dict(self.apart)
         for unit, epoch in epochs.items():
@@ -86,12 +86,12 @@ class Routing:
             elif unit.kind == "key" and epoch >= apart.get(unit.id, (0, 0))[1]:
                 apart[unit.id] = (at, epoch)
         lone = {key: (owner, epoch) for key, (owner, epoch) in apart.items() if owner != owners[key % len(owners)]}
-        for key in apart.keys() - lone.keys():  # owned by the owner of its group again; the group's epoch covers it
+        for key in apart.keys() - lone.keys():  # the key has the owner of its group again: the group's epoch covers it
             known[key % len(owners)] = max(known[key % len(owners)], apart[key][1])
         return Routing(self.version + 1, self.hosts, tuple(owners), tuple(known), lone)
 
-    def says_the_same(self, other: Routing) -> bool:
-        """Whatever the versions are."""
+    def same_owners(self, other: Routing) -> bool:
+        """Whether both tables are equal apart from their versions."""
         return replace(self, version=other.version) == other
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Routing:
         return cls(data["version"], tuple(data["hosts"]), tuple(data["owners"]), tuple(data.get("epochs", ())), apart)
 
     def packed(self) -> dict[str, Any]:
-        """The same in bytes, for tables with many keys routed apart: 14 bytes each."""
+        """As `to_dict`, in bytes: 14 bytes for each key routed apart."""
         keys = sorted(self.apart)
         return {
             "version": self.version,

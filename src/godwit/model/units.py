@@ -1,7 +1,7 @@
-"""What can be owned and moved: groups of keys, and single keys that are routed apart from their group.
+"""Units of ownership and migration: groups of keys, and single keys that are routed apart from their group.
 
-A single key goes by its 64-bit routing hash, so keys that share a hash move together. A group stands for all of its keys
-but those that are routed apart.
+A single key is identified by its 64-bit routing hash, so keys with the same hash move together. A group stands for all of its
+keys except those that are routed apart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class Unit(NamedTuple):
-    """One group or one key, the least that can change its owner."""
+    """One group or one key: the smallest thing that can change its owner."""
 
     kind: Literal["group", "key"]
     id: int
@@ -53,7 +53,7 @@ class Units:
         return Units(self.groups - other.groups, self.keys - other.keys)
 
     def overlaps(self, other: Units, group_count: int) -> bool:
-        """Whether a key may belong to both: a single key also belongs to its group."""
+        """Whether some key may belong to both; a single key also belongs to its group."""
         if not self.groups.isdisjoint(other.groups) or not self.keys.isdisjoint(other.keys):
             return True
         return any(key % group_count in other.groups for key in self.keys) or any(

@@ -1,9 +1,9 @@
-"""Event time per lane, and the operator's watermark made of it, as Spark's micro-batches would see it.
+"""Event time per lane, and the operator's watermark computed from it, as in Spark's micro-batches.
 
-While batch b runs, timers fire up to `eviction` = W(b), made of the event times of batches before b, and rows are late at
-or below `late` = W(b - 1). A lane reports its greatest event time when it finishes a batch; the report counts from the
-next batch on, so a replay of the batch meets the same watermark. Policy "max" is Spark's (the fastest lane leads), "min"
-lets the slowest lane hold time back.
+While batch b runs, timers fire up to `eviction` = W(b), computed from the event times of batches before b, and a row is late if
+its event time is at or below `late` = W(b - 1). A lane reports its greatest event time when it finishes a batch; the report
+counts from the next batch on, so a replay of the batch sees the same watermark. With policy "max", as in Spark, the fastest
+lane determines the watermark; with "min", the slowest lane.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Watermark:
     reported: dict[str, int] = field(default_factory=dict)
 
     def report(self, lane: str, event_max_ms: int | None) -> None:
-        """A lane finished the current batch; None when it brought no event time."""
+        """A lane has finished the current batch. `event_max_ms`: None if the lane had no event times."""
         if event_max_ms is not None:
             self.reported[lane] = max(event_max_ms, self.reported.get(lane, event_max_ms))
 
     def next_batch(self) -> None:
-        """The batch in progress is committed: what its lanes reported counts now."""
+        """The batch in progress is committed: the reports of its lanes count from now on."""
         for lane, event_max_ms in self.reported.items():
             self.lanes[lane] = max(event_max_ms, self.lanes.get(lane, event_max_ms))
         self.reported = {}
@@ -38,9 +38,10 @@ class Watermark:
         self.eviction = max(self.eviction, self._lead() - self.delay_ms)
 
     def merge(self, other: Mapping[str, Any], same_batch: bool = True) -> None:
-        """What another instance knows, too: it may have heard from lanes that had not heard of this one.
+        """Add the watermark of another instance, which may have reports of lanes that never sent rows to this instance.
 
-        If it has not come to this batch yet, what was reported to it counts already, and its own watermark is the one before.
+        If the other instance is still in the batch before (`same_batch` is False), the reports made to it count already, and
+        its `eviction` is this instance's `late`.
         """
         _merge(self.lanes, other["lanes"])
         if same_batch:
@@ -52,7 +53,7 @@ class Watermark:
             self.eviction = max(self.eviction, self.late, self._lead() - self.delay_ms)
 
     def upcoming(self) -> int:
-        """The watermark after the batch in progress, for telling whether another batch would fire timers."""
+        """The watermark after the batch in progress; it tells whether another batch would fire timers."""
         lanes = dict(self.lanes)
         for lane, event_max_ms in self.reported.items():
             lanes[lane] = max(event_max_ms, lanes.get(lane, event_max_ms))

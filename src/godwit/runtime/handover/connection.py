@@ -121,7 +121,7 @@ class Peer:
                 operator=self._order.operator,
                 origin=self._port.host,
                 generation=self._port.log.generation,
-                kept=PROTOCOLS[self._order.protocol].kept,
+                kept=PROTOCOLS[self._order.protocol].until_asked,
             )
             with waits().over(directory, lease, self._reader.cancel):
                 self._writer.begin(parcels.SCHEMA)

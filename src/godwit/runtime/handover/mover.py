@@ -276,7 +276,7 @@ class Mover:
             self._send(item)
 
     def _send(self, out: Out) -> None:
-        if self._protocol.kept:  # its copies may outlive this host: they must not be ahead of the log
+        if self._protocol.until_asked:  # its copies may outlive this host: they must not be ahead of the log
             with self._shared.lock:
                 lsn = self._shared.lsn
             self._port.log.sync(lsn)

@@ -35,7 +35,7 @@ from godwit.migration.events import (
     Serve,
     Stage,
 )
-from godwit.migration.target import Phase, Target
+from godwit.migration.target import Target, TargetPhase
 from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime.handover import parcels
@@ -193,7 +193,7 @@ class Receiver:
     def following(self) -> int | None:
         """The batch of which the copies were last heard: all before it they have. None if some do not stand."""
         steps, standing = self._machine.steps, self._copies.standing
-        stand = all(at in standing and step.phase is Phase.ABSENT for at, step in steps.items())
+        stand = all(at in standing and step.phase is TargetPhase.ABSENT for at, step in steps.items())
         return min(standing.values()) if steps and stand else None
 
     @property

@@ -17,8 +17,7 @@ import numpy as np
 from godwit import ports
 from godwit.errors import StaleGeneration
 from godwit.migration.events import Waiting
-from godwit.model.ownership import HELD as STANDS_HELD
-from godwit.model.ownership import Ownership, Stand
+from godwit.model.ownership import ROWS_WAIT, Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Unit
 from godwit.runtime.instance.ownership_columns import MINE, SENT_ON, Mask, units_of
@@ -28,7 +27,7 @@ from godwit.runtime.processor.rows import Index
 
 Apply = Callable[[Chunk], Work]
 EXPECTED = int(Stand.EXPECTED)
-HELD = tuple(map(int, STANDS_HELD))
+WAITING_STANDS = tuple(map(int, ROWS_WAIT))
 
 
 @dataclass(slots=True)
@@ -97,7 +96,7 @@ class Gate:
         """Until all of it is decided: it is answered as a whole, so there is nothing to gain by looking at it earlier."""
         instance = self._shared.instance
         self._shared.changed.wait_for(
-            lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), HELD).any()
+            lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), WAITING_STANDS).any()
         )
         if self._stopping():
             raise StaleGeneration("the host is stopping while rows wait for a hand-over")

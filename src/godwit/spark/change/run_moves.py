@@ -48,7 +48,8 @@ class MoveRunner:
         """All moves, round by round. Moves that come to nothing are told in their courses, errors are raised."""
         courses = {id(move): MoveProgress(move) for move in moves}
         migration.courses.extend(courses.values())
-        stands = protocol in PROTOCOLS and PROTOCOLS[protocol].kept  # and does not end, so none can wait for another
+        # A standby does not end, so no move can wait for another one.
+        stands = protocol in PROTOCOLS and PROTOCOLS[protocol].until_asked
         for together in [moves] if stands else step_order.rounds(order, moves):
             if migration.aborting is None:
                 run_side_by_side([self._job(migration, courses[id(move)], order, protocol) for move in together])
@@ -84,7 +85,7 @@ class MoveRunner:
         course.tries += 1
         began_s = time.monotonic()
         self._begin(migration, course, order, protocol, left)
-        answer = self._follow(migration, course, PROTOCOLS[protocol].kept)
+        answer = self._follow(migration, course, PROTOCOLS[protocol].until_asked)
         if course.left:
             self._learn(course, self._settle(course, left))
         course.reason = "the origin restarted" if answer is None else str(answer.get("reason") or "")

@@ -83,7 +83,7 @@ class OwnerTables:
             if to not in table.hosts:
                 return  # it has left since, and who has what it had is known
             after = table.moved(epochs, to)
-            if not after.says_the_same(table):
+            if not after.same_owners(table):
                 self._write(operator, after)
 
     def joined(self, hosts: Sequence[str]) -> None:
