@@ -126,7 +126,7 @@ def arm(striker: Striker) -> None:
     around(striker, Mover, "_do", "origin", lambda effect: f"do:{type(effect).__name__}")
     around(striker, Mover, "_forget", "origin", lambda *_: "forget")
     around(striker, Receiver, "_do", "target", lambda effect: f"do:{type(effect).__name__}")
-    around(striker, Receiver, "_take", "target", lambda note, _: f"take:{note['kind']}")
+    around(striker, Receiver, "_take", "target", lambda message, _: f"take:{message.kind}")
     plain_send, plain_hear = Peer.send, Receiver._hear
     movers: dict[int, Mover] = {}
     plain_init = Mover.__init__
@@ -135,9 +135,9 @@ def arm(striker: Striker) -> None:
         plain_init(self, *given, **named)
         movers[id(self._peer)] = self
 
-    def send(self: Peer, out: Any) -> int:
-        with striker.around("origin", movers[id(self)], f"send:{out.kind}"):
-            return plain_send(self, out)
+    def send(self: Peer, queued: Any) -> int:
+        with striker.around("origin", movers[id(self)], f"send:{queued.message.kind}"):
+            return plain_send(self, queued)
 
     def hear(self: Receiver, *given: Any) -> bool:
         goes_on = plain_hear(self, *given)

@@ -30,7 +30,11 @@ HOSTS = {"origin": "host-0", "target": "host-1"}
 KEYS = 120
 MOVING = 16
 TRIES = 12
-BY_CHANCE = ("ledger", "replay", "changes")  # messages that depend on which rows have come: not every run has them
+BY_CHANCE = (
+    "step_ledger",
+    "step_rows",
+    "step_changes",
+)  # messages that depend on which rows have come: not every run has them
 FAULTS = ("kill", "kill_peer", "cut")
 
 Point = tuple[str, str, str]  # side, step, before or after

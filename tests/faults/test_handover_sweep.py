@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.faults]
 SHIPPED = Strike(("origin", "do:Ship", "after"), "abort")
 COPYING = Strike(("origin", "do:Copy", "after"), "abort")
 TOLD = Strike(("origin", "do:TellReleased", "before"), "cut")
-UNSHIPPED = Strike(("origin", "send:rest", "before"), "cut")
+UNSHIPPED = Strike(("origin", "send:step_end", "before"), "cut")
 ABORTS = {"live-unordered": COPYING, "live": COPYING, "standby": COPYING}
 LOSSES = {"live-unordered": UNSHIPPED}
 
@@ -43,7 +43,7 @@ def test_every_step_of_a_hand_over(
     ("protocol", "strikes"),
     [
         ("live-unordered", [UNSHIPPED]),
-        ("live-unordered", [Strike(("target", "take:rest", "before"), "kill")]),
+        ("live-unordered", [Strike(("target", "take:step_end", "before"), "kill")]),
         ("live-unordered", [UNSHIPPED, Strike(("target", "do:AnswerMissing", "after"), "kill_peer")]),
         ("push", [Strike(("origin", "sync:do:Release", "before"), "kill")]),
         ("fetch", [Strike(("target", "do:Serve", "after"), "cut")]),

@@ -19,6 +19,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Luggage
@@ -221,14 +222,11 @@ class Flock:
         out += [*luggage.of_batch(0, luggage.with_gone(keys, select), entries), luggage.rest(name, 0, units)]
         for item in out:
             for body in [None] if item.bodies is None else item.bodies:
-                receiver.tell({"kind": item.kind, **item.fields}, body)
+                receiver.tell(item.message, body)
         origin.instance.followers.remove(luggage.noting)
-        told = answers._said.get() if not answers._said.empty() else {"kind": "hello"}
-        while not answers._said.empty():
-            told = answers._said.get()
-        if told["kind"] != "prepared":
+        if not isinstance(answers.last(), messages.StepPrepared):
             origin.own.resume(units)
-            receiver.tell({"kind": "aborted", "step": 0}, None)
+            receiver.tell(messages.StepAborted(0), None)
             return False
         self._hand_over(origin, receiver, name, units)
         return True
@@ -237,8 +235,7 @@ class Flock:
         instance = origin.instance
         origin.own.release(f"{name}/0", units, "")
         select = selects(units, origin.own)
-        epochs = [[unit.kind, unit.id, epoch] for unit, epoch in origin.own.outgoing[f"{name}/0"].epochs.items()]
-        receiver.tell({"kind": "released", "step": 0, "epochs": epochs}, None)
+        receiver.tell(messages.StepReleased(0, origin.own.outgoing[f"{name}/0"].epochs), None)
         keys = list(instance.state.keys())
         hashes = np.array([CODEC.route_hash(key) for key in keys], np.int64)
         gone = [keys[i] for i in np.flatnonzero(select(hashes) & (instance.stands(hashes) == AWAY)).tolist()]
@@ -259,13 +256,13 @@ class Flock:
         receiver, answers = Receiver(heir.port, heir.shared, "will", lost.name), Answers()
         receiver.greet(answers)
         told = chain(legacy.begin(), (note for part in left.parts() for note in legacy.notes(part)))
-        for note, body in told:
-            receiver.tell(note, None if body is None else pa.py_buffer(body))
-        for note, body in legacy.rest():
-            receiver.tell(note, None if body is None else pa.py_buffer(body))
-        answers.expect("prepared")
+        for message, body in told:
+            receiver.tell(message, None if body is None else pa.py_buffer(body))
+        for message, body in legacy.rest():
+            receiver.tell(message, None if body is None else pa.py_buffer(body))
+        answers.expect(messages.StepPrepared)
         receiver.tell(legacy.released(), None)
-        answers.expect("served")
+        answers.expect(messages.StepServed)
 
     def state(self) -> dict[int, Any]:
         found: dict[int, Any] = {}

@@ -22,7 +22,9 @@ import pytest
 
 import godwit
 from godwit.errors import StateUncertain
+from godwit.model.progress import Progress
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.forwarding import Following
@@ -289,9 +291,24 @@ def _copies(host: BenchHost) -> Copies:
     return Copies(port, host.shared, "m1", "host-1")
 
 
-def _told(kind: str, batch: int, body: Any, **fields: Any) -> Job:
-    progress = {"query": "query", "run": "run", "batch": batch, "fenced": []}
-    return lambda host: getattr(_copies(host), kind)({"step": 0, "progress": progress, **fields}, body)
+def _progress(batch: int) -> Progress:
+    return Progress("query", "run", batch)
+
+
+def _state(body: Any) -> Job:
+    return lambda host: _copies(host).state(messages.StepState(0), body)
+
+
+def _changes(batch: int, body: Any) -> Job:
+    return lambda host: _copies(host).changes(messages.StepChanges(0, _progress(batch)), body)
+
+
+def _committed(body: Any) -> Job:
+    return lambda host: _copies(host).committed(messages.StateBeforeBatch(0, _progress(1)), body)
+
+
+def _ledger(info: dict[str, Any], body: Any) -> Job:
+    return lambda host: _copies(host).ledger(messages.StepLedger(0, _progress(1), info), body)
 
 
 @pytest.fixture(scope="module")
@@ -319,18 +336,18 @@ def luggage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_copies_are_taken_whole_or_not_at_all(
     tmp_path: Path, memory_max_bytes: int | None, luggage: dict[str, Any]
 ) -> None:
-    swept(tmp_path / "state", _told("state", 1, luggage["state"][1]), memory_max_bytes)
-    swept(tmp_path / "changes", _told("changes", 1, luggage["state"][1]), memory_max_bytes)
+    swept(tmp_path / "state", _state(luggage["state"][1]), memory_max_bytes)
+    swept(tmp_path / "changes", _changes(1, luggage["state"][1]), memory_max_bytes)
 
 
 @pytest.mark.long
 def test_what_came_before_the_batch_is_taken_whole_or_not_at_all(tmp_path: Path, luggage: dict[str, Any]) -> None:
-    state = [_told("state", 1, body) for body in luggage["state"]]
-    swept(tmp_path / "committed", _told("committed", 1, luggage["committed"][0]), prelude=[*PRELUDE, *state])
+    state = [_state(body) for body in luggage["state"]]
+    swept(tmp_path / "committed", _committed(luggage["committed"][0]), prelude=[*PRELUDE, *state])
     info, body = luggage["entry"]
-    swept(tmp_path / "ledger", _told("ledger", 1, body, entry=info))
+    swept(tmp_path / "ledger", _ledger(info, body))
 
 
 @pytest.mark.long
 def test_next_batch_of_an_origin_is_begun_whole_or_not_at_all(tmp_path: Path, luggage: dict[str, Any]) -> None:
-    swept(tmp_path, _told("changes", 2, luggage["state"][1]), prelude=[*PRELUDE, finished(1, 36)])
+    swept(tmp_path, _changes(2, luggage["state"][1]), prelude=[*PRELUDE, finished(1, 36)])

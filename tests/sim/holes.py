@@ -16,7 +16,8 @@ from godwit.migration import target
 from godwit.migration.events import AbortHeard, ReleaseHeard
 from godwit.model.ownership import Outgoing, Ownership, Stand
 from godwit.model.units import Units
-from godwit.runtime.handover.connection import Out
+from godwit.runtime import messages
+from godwit.runtime.handover.connection import Queued
 from godwit.runtime.handover.copies import Copies, scan
 from godwit.runtime.handover.forwarding import Following
 from godwit.runtime.handover.mover import Mover
@@ -123,10 +124,10 @@ def _forget_all(mover: Mover, units: Units) -> None:
 def forget_when_shipped() -> Iterable[Change]:
     send = Mover._send
 
-    def and_forget(mover: Mover, out: Out) -> None:
+    def and_forget(mover: Mover, out: Queued) -> None:
         send(mover, out)
-        if out.kind == "rest":
-            _forget_all(mover, Units.from_dict(out.fields["units"]))
+        if isinstance(out.message, messages.StepEnd):
+            _forget_all(mover, out.message.units)
 
     return [(Mover, "_send", and_forget)]
 
@@ -163,7 +164,7 @@ class _Overtaking:
         return getattr(self._line, name)
 
     def put(self, item: Any) -> None:
-        self._send(item) if isinstance(item, Out) else self._line.put(item)
+        self._send(item) if isinstance(item, Queued) else self._line.put(item)
 
 
 @hole("rows are no longer forwarded once all is copied, before the end cut", "I2 I3 I4 I5", protocol="live", first=3)
@@ -181,7 +182,7 @@ def forwarding_ends_early() -> Iterable[Change]:
 def ledger_stays() -> Iterable[Change]:
     of_batch = Luggage.of_batch
 
-    def without_entries(luggage: Luggage, step: int, keys: Any, entries: Any) -> Iterator[Out]:
+    def without_entries(luggage: Luggage, step: int, keys: Any, entries: Any) -> Iterator[Queued]:
         del entries
         return of_batch(luggage, step, keys, ())
 

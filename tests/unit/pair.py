@@ -417,7 +417,7 @@ def joined(tmp_path: Path, **spec: Any) -> Iterator[Pair]:
         def __init__(self, address: str) -> None:
             self._address = address
 
-        def exchange(self, **header: Any) -> tuple[End, End]:
+        def exchange(self, kind: str, /, **header: Any) -> tuple[End, End]:
             end = pair_of[0].exchange(self._address, header)
             return end, end
 

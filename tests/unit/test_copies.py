@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +11,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.instances import Instances
@@ -41,12 +41,10 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     entry = Entry(np.empty(0, np.int64), np.empty(0, np.int64), outputs)
     info, body = entry.part(instance.name, 0, "0")
     mark, _ = instance.mark_part()
-    progress = instance.progress.to_dict()
-    epochs = [[unit.kind, unit.id, 1] for unit in UNITS]
-    rest = {"epochs": epochs, "apart": [], "mark": mark | {"fired": True}, "released": False}
-    receiver.tell({"kind": "step", "step": 0, "units": UNITS.to_dict()}, None)
-    receiver.tell({"kind": "ledger", "step": 0, "progress": progress, "entry": info}, pa.py_buffer(body))
-    receiver.tell({"kind": "rest", "step": 0, "units": UNITS.to_dict(), **rest}, None)
+    epochs = dict.fromkeys(UNITS, 1)
+    receiver.tell(messages.AnnounceStep(0, UNITS, ()), None)
+    receiver.tell(messages.StepLedger(0, instance.progress, info), pa.py_buffer(body))
+    receiver.tell(messages.StepEnd(0, UNITS, epochs, (), mark | {"fired": True}), None)
     log.close()
 
     log, recovered = Changelog.open(tmp_path)
@@ -57,7 +55,7 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     assert again.instance.fired_elsewhere == [UNITS]
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     restarted = Receiver(port, again, "m1", "host-0", {0: UNITS})
-    restarted.tell({"kind": "released", "step": 0, "epochs": [[unit.kind, unit.id, 2] for unit in UNITS]}, None)
+    restarted.tell(messages.StepReleased(0, dict.fromkeys(UNITS, 2)), None)
     assert [batch.column("total").to_pylist() for batch in again.instance.ledger.timer_outputs("0")] == [[7]]
     log.close()
 
@@ -72,12 +70,8 @@ def test_copies_are_as_far_as_their_origin_was(tmp_path: Path) -> None:
         shared.instance.open(BatchRef("q", "r", batch), "0", 0, welcome)
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     receiver = Receiver(port, shared, "m1", "host-0", kept=True)
-    said: list[dict[str, Any]] = [
-        {"kind": "step", "step": 0, "units": UNITS.to_dict()},
-        {"kind": "copied", "step": 0, "rows": 0, "batch": 1},
-    ]
     assert receiver.following is None
-    for note in said:
-        receiver.tell(note, None)
+    receiver.tell(messages.AnnounceStep(0, UNITS, ()), None)
+    receiver.tell(messages.CopyMarker(0, 0, 1), None)
     assert receiver.following == 1
     log.close()

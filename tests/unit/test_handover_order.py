@@ -12,7 +12,7 @@ import pytest
 from godwit.migration import PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
-from godwit.runtime.handover.connection import Out, Peer
+from godwit.runtime.handover.connection import Peer, Queued
 from godwit.state.ledger import Entry, with_rows
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
 
@@ -29,7 +29,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def released_then_cut(pair: Pair, then: Callable[[Note], bool] = lambda _: False) -> None:
     """live-unordered, up to where the origin has released everything; the next connection stops where `then` says."""
-    pair.there = kind_is("rest")
+    pair.there = kind_is("step_end")
     pair.migrate("live-unordered")
     first = pair.wait_connection(1)
     first.there.wait_stopped()
@@ -65,23 +65,23 @@ def test_state_leaves_before_released_when_it_was_missing(pair: Pair) -> None:
     released_then_cut(pair)
     assert pair.wait_ended()["done"] == 1
     kinds = pair.connections[1].there.kinds()
-    told = kinds[kinds.index("released") + 1 :]
-    assert told.index("rest") < told.index("released") if "released" in told else "rest" in told
-    assert "released" not in told[: told.index("rest")], told
+    told = kinds[kinds.index("step_released") + 1 :]
+    assert told.index("step_end") < told.index("step_released") if "step_released" in told else "step_end" in told
+    assert "step_released" not in told[: told.index("step_end")], told
 
 
 def test_state_is_asked_for_once_a_connection_and_sent_once(pair: Pair) -> None:
     released_then_cut(pair)
     assert pair.wait_ended()["done"] == 1
     connection = pair.connections[1]
-    assert connection.back.kinds().count("missing") == 1
-    assert connection.there.kinds().count("rest") == 1
+    assert connection.back.kinds().count("step_missing") == 1
+    assert connection.there.kinds().count("step_end") == 1
 
 
 def test_a_second_copy_does_not_take_the_place_of_rows_applied_since(pair: Pair) -> None:
     """What is on the line behind the first copy arrives when the target has served, and applied rows."""
-    pair.back = kind_is("served")
-    released_then_cut(pair, after("rest", "released", stop=kind_is("state")))
+    pair.back = kind_is("step_served")
+    released_then_cut(pair, after("step_end", "step_released", stop=kind_is("step_state")))
     connection = pair.wait_connection(2)
     connection.back.wait_stopped()
     assert pair.b.put(0, (5, 10)) == [(5, 11)]
@@ -96,7 +96,7 @@ def test_a_second_copy_does_not_take_the_place_of_rows_applied_since(pair: Pair)
 
 def test_keys_that_were_missing_can_be_moved_to_the_same_host_again(pair: Pair) -> None:
     """What was announced again after the hand-over must not stand in the way of a later one."""
-    pair.back = kind_is("served")
+    pair.back = kind_is("step_served")
     released_then_cut(pair)
     connection = pair.wait_connection(2)
     connection.back.wait_stopped()
@@ -113,7 +113,7 @@ def test_keys_that_were_missing_can_be_moved_to_the_same_host_again(pair: Pair) 
 def came_back_unconfirmed(pair: Pair) -> None:
     """All keys are at host-0, which came from host-1 by a hand-over of which host-1 has not heard that it was served."""
     assert pair.moved("pause")["done"] == 1
-    pair.back = kind_is("served")
+    pair.back = kind_is("step_served")
     pair.migrate("pause", back=True)
     pair.wait(lambda: pair.a.owned() == ALL)
     pair.back = lambda _: False
@@ -137,7 +137,7 @@ def test_rows_of_keys_that_come_back_are_remembered_though_the_target_forgets_th
 ) -> None:
     """The ledger came with them: a task that is tried again is answered from it."""
     came_back_unconfirmed(pair)
-    pair.there = kind_is("rest")
+    pair.there = kind_is("step_end")
     pair.migrate(protocol)
     pair.wait_connection(3).there.wait_stopped()
     pair.connections[2].there.wait_idle()
@@ -153,13 +153,13 @@ def test_the_end_of_a_step_is_not_taken_for_all_of_it(pair: Pair, monkeypatch: p
     """Something fails at the origin while it ships what was released: the next connection begins anew."""
     send = Peer.send
 
-    def fails(peer: Peer, out: Out) -> int:
-        if out.kind == "step" and peer.connection == 1 and copied:
+    def fails(peer: Peer, out: Queued) -> int:
+        if out.message.kind == "announce_step" and peer.connection == 1 and copied:
             raise RuntimeError("something nobody has thought of")
-        copied.extend([out] if out.kind == "copied" else ())
+        copied.extend([out] if out.message.kind == "copy_marker" else ())
         return send(peer, out)
 
-    copied: list[Out] = []
+    copied: list[Queued] = []
     monkeypatch.setattr(Peer, "send", fails)
     pair.migrate("live-unordered")
     assert pair.wait_ended()["done"] == 1
@@ -170,8 +170,8 @@ def test_the_end_of_a_step_is_not_taken_for_all_of_it(pair: Pair, monkeypatch: p
 def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str) -> None:
     """Another step is released and not confirmed, so the connection stays; what was to be shipped of this one does not go."""
     halves = Units(frozenset((0, 1))), Units(frozenset((2, 3)))
-    pair.back = kind_is("served")
-    pair.there = lambda note: note["kind"] == "state" and note["step"] == 1
+    pair.back = kind_is("step_served")
+    pair.there = lambda note: note["kind"] == "step_state" and note["step"] == 1
     name = pair.migrate(protocol, *halves, side_by_side=2)
     if protocol == "standby":
         pair.a.moves.actions()["handover"]({"id": name})
@@ -182,7 +182,7 @@ def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str)
     pair.wait(lambda: pair.a.owned() == halves[1])
     connection.there.flow()
     pair.wait(lambda: pair.b.owned() == halves[0])
-    connection.there.wait_sent("aborted")
+    connection.there.wait_sent("step_aborted")
     pair.wait_sent()
     assert pair.b.left_over() == []
     assert [unit for unit in halves[1] if pair.b.stand(unit) is not Stand.AWAY] == []
@@ -200,7 +200,7 @@ def test_what_timers_put_out_goes_with_the_last_keys_though_their_origin_restart
     none = np.empty(0, np.int64)
     entry = Entry(none, none, rung, firing="host-0/0/1")
     instance.change(lambda work: instance._prepare_record(work, "0", entry))
-    pair.there = kind_is("rest")
+    pair.there = kind_is("step_end")
     pair.migrate("live-unordered")
     pair.wait_connection(1).there.wait_stopped()
     assert not pair.a.owned()

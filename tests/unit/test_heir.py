@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.handover.order import Port
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
@@ -41,8 +42,8 @@ class Told:
     def ask(self, step: int) -> None:
         raise AssertionError(f"step {step} is not prepared")
 
-    def tell(self, note: dict[str, Any], body: Any) -> None:
-        self.kinds.append(note["kind"])
+    def tell(self, message: messages.FromOrigin, body: Any) -> None:
+        self.kinds.append(message.kind)
         self.reached.set()
         assert self.may.wait(10)
 
@@ -78,7 +79,7 @@ def test_a_log_is_told_as_an_origin_would(tmp_path: Path) -> None:
     heir = heir_of(tmp_path, told)
     with heir.changed:
         assert heir.changed.wait_for(lambda: heir.state != "reading", 10)
-    assert told.kinds == ["step", "reached", "changes", "rest", "aborted"]
+    assert told.kinds == ["announce_step", "origin_progress", "step_changes", "step_end", "step_aborted"]
     assert heir.state == "failed", "nobody has said that it is prepared, so it has let go of it"
 
 
@@ -90,7 +91,7 @@ def test_copies_are_told_only_what_came_after_them(tmp_path: Path) -> None:
     heir = heir_of(tmp_path, told)
     with heir.changed:
         assert heir.changed.wait_for(lambda: heir.state != "reading", 10)
-    assert told.kinds == ["reached", "rest", "aborted"]
+    assert told.kinds == ["origin_progress", "step_end", "step_aborted"]
     assert heir.figures()["by_copies"]
 
 
@@ -105,5 +106,5 @@ def test_an_heir_that_gives_up_prepares_nothing_any_more(tmp_path: Path) -> None
         giving_up.join(0.01)
     told.may.set()
     giving_up.join(10)
-    assert told.kinds[-1] == "aborted"
-    assert "rest" not in told.kinds
+    assert told.kinds[-1] == "step_aborted"
+    assert "step_end" not in told.kinds

@@ -41,7 +41,7 @@ def owner(pair: Pair) -> Side:
 def test_key_that_comes_back_while_its_group_is_being_copied_keeps_its_state(pair: Pair, protocol: str) -> None:
     """Before: the key was taken for one of the group, of which the copies were whole, and came to the target without state."""
     assert pair.moved("pause", apart(pair))["done"] == 1
-    pair.there = kind_is("copied")
+    pair.there = kind_is("copy_marker")
     name = pair.migrate(protocol, group(pair))
     copying = pair.wait_connection(2)
     copying.there.wait_stopped()
@@ -58,7 +58,7 @@ def test_key_that_comes_back_while_its_group_is_being_copied_keeps_its_state(pai
 
 def test_key_that_came_back_goes_with_its_group_again_when_nothing_moves(pair: Pair) -> None:
     pair.moved("pause", apart(pair))
-    pair.there = kind_is("copied")
+    pair.there = kind_is("copy_marker")
     pair.migrate("live", group(pair))
     pair.wait_connection(2).there.wait_stopped()
     pair.there = lambda _: False
@@ -73,7 +73,7 @@ def test_copies_of_keys_that_were_apart_before_are_dropped_with_the_rest(pair: P
     pair.moved("pause", apart(pair))
     pair.moved("pause", apart(pair), back=True)
     pair.migrate("standby", group(pair))
-    pair.wait_connection(3).there.wait_sent("copied")
+    pair.wait_connection(3).there.wait_sent("copy_marker")
     pair.a.moves.actions()["abort_migration"]({"id": pair.a.mover.order.id})
     pair.wait_ended()
     pair.wait(lambda: pair.b.left_over() == [], lambda: str(pair.b.left_over()))
@@ -98,7 +98,7 @@ def lose_for_good(pair: Pair, side: Side) -> None:
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "the origin restarts"])
 def test_step_whose_target_is_lost_before_it_had_it_is_taken_back(pair: Pair, restarts: bool) -> None:
     """live-unordered releases first. Before: nobody owned the keys any more, and their rows waited for ever."""
-    pair.there = kind_is("rest")
+    pair.there = kind_is("step_end")
     pair.migrate("live-unordered")
     pair.wait_connection(1).there.wait_stopped()
     if restarts:
@@ -116,7 +116,7 @@ def test_step_whose_target_is_lost_before_it_had_it_is_taken_back(pair: Pair, re
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "the origin restarts"])
 def test_step_that_a_lost_target_had_served_is_forgotten(pair: Pair, restarts: bool) -> None:
     """Before: its origin tried for ever to reach a host that never comes back."""
-    pair.back = kind_is("served")
+    pair.back = kind_is("step_served")
     pair.migrate("pause")
     pair.wait_connection(1).back.wait_stopped()
     if restarts:

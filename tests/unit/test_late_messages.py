@@ -16,9 +16,11 @@ import pytest
 from godwit.migration import PROTOCOLS
 from godwit.migration.events import Declined, Missing, Offered, Prepared, Wanted
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.connection import Answered, Reached
 from godwit.runtime.handover.receiver import Receiver
+from godwit.transport import typed
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
 
 KEYS = 8
@@ -42,7 +44,7 @@ def recorded(pair: Pair, case: str) -> list[Message]:
     pair.a.put(0, *FIRST)
     follows = case in ("live", "live-unordered", "standby")
     if follows:
-        pair.back = kind_is("caught_up")
+        pair.back = kind_is("marker_reached")
     name = begin(pair, case)
     connection = pair.wait_connection(1)
     if follows:
@@ -82,9 +84,9 @@ class Target:
     def connected(self) -> Receiver:
         return Receiver(self.side.port, self.side.shared, "m0", "host-0")
 
-    def hear(self, *messages: Message) -> None:
-        for note, data in messages:
-            self.receiver.tell(note, body(data))
+    def hear(self, *script: Message) -> None:
+        for note, data in script:
+            self.receiver.tell(typed.from_header(note, *messages.FROM_ORIGIN), body(data))
 
     def serves(self) -> bool:
         return bool(self.side.owned())
@@ -115,9 +117,9 @@ def test_what_a_target_hears_again_changes_nothing(
     Until the step is prepared its messages are one stream: all of a step that was shipped may come again, or nothing.
     """
     script = scripts[case]
-    follows = any(note["kind"] in ("replay", "changes") for note, _ in script)
+    follows = any(note["kind"] in ("step_rows", "step_changes") for note, _ in script)
     final = 1 + follows
-    prepared = 1 + next(at for at, (note, _) in enumerate(script) if note["kind"] == "rest")
+    prepared = 1 + next(at for at, (note, _) in enumerate(script) if note["kind"] == "step_end")
     for heard in range(1, len(script) + 1):
         for again in range(heard) if heard >= prepared else [heard if follows else -1]:
             with fresh(tmp_path, f"{heard}-{again}") as pair:
@@ -143,7 +145,7 @@ def test_what_comes_late_is_gone_with_the_connection(
     tmp_path: Path, scripts: dict[str, list[Message]], case: str
 ) -> None:
     """The connection breaks before the origin has released; the origin keeps the keys, and another migration brings them."""
-    script = [message for message in scripts[case] if message[0]["kind"] != "released"]
+    script = [message for message in scripts[case] if message[0]["kind"] != "step_released"]
     for heard in range(1, len(script) + 1):
         for again in range(heard):
             with fresh(tmp_path, f"{heard}-{again}") as pair:
@@ -162,15 +164,15 @@ def test_what_comes_after_the_origin_has_kept_a_step_is_ignored(
     tmp_path: Path, scripts: dict[str, list[Message]], case: str
 ) -> None:
     """Aborted after every message; what was on its way arrives then, and the connection stays, for other steps."""
-    script = [message for message in scripts[case] if message[0]["kind"] != "released"]
+    script = [message for message in scripts[case] if message[0]["kind"] != "step_released"]
     number = next(note["step"] for note, _ in script if "step" in note)
-    aborted: Note = {"kind": "aborted", "step": number, "units": ALL.to_dict()}
+    aborted: Note = {"kind": "step_aborted", "step": number, "units": ALL.to_dict()}
     for heard in range(1, len(script) + 1):
         with fresh(tmp_path, str(heard)) as pair:
             pair.a.put(0, *FIRST)
             target = Target(pair)
             target.hear(*script[:heard], (aborted, None))
-            late = [message for message in script if message[0]["kind"] != "offer"]
+            late = [message for message in script if message[0]["kind"] != "offer_units"]
             target.hear(*late, (aborted, None))
             assert pair.b.left_over() == [], script[heard - 1][0]
             assert pair.moved("pause")["done"] == 1
@@ -199,19 +201,19 @@ def test_a_target_that_has_forgotten_the_migration_knows_what_it_has_owned(
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("stop", ["state", "rest", "released"])
+@pytest.mark.parametrize("stop", ["step_state", "step_end", "step_released"])
 def test_an_older_migration_does_not_touch_what_the_next_one_brings(
     tmp_path: Path, scripts: dict[str, list[Message]], case: str, stop: str
 ) -> None:
     """The keys have gone to the target and back, and are on their way again when all of the first hand-over comes once more."""
-    script = [message for message in scripts[case] if message[0]["kind"] != "offer"]
+    script = [message for message in scripts[case] if message[0]["kind"] != "offer_units"]
     with fresh(tmp_path, "next") as pair:
         pair.a.put(0, *FIRST)
         assert pair.moved("pause")["done"] == 1
         pair.b.put(0, *FIRST)
         assert pair.moved("pause", back=True)["done"] == 1
         pair.a.put(0, *FIRST)
-        pair.there = after("state", stop=kind_is(stop)) if stop == "state" else kind_is(stop)
+        pair.there = after("step_state", stop=kind_is(stop)) if stop == "step_state" else kind_is(stop)
         pair.migrate("pause")
         connection = pair.connections[-1] if len(pair.connections) > 2 else pair.wait_connection(3)
         connection.there.wait_stopped()
@@ -242,7 +244,11 @@ def test_copies_that_an_heir_has_adopted_are_not_touched_by_their_standby(
     tmp_path: Path, scripts: dict[str, list[Message]]
 ) -> None:
     """Nothing of the connection that brought them counts any more, and what the heir gives up is gone."""
-    script = [message for message in scripts["standby"] if message[0]["kind"] not in ("rest", "released", "step")]
+    script = [
+        message
+        for message in scripts["standby"]
+        if message[0]["kind"] not in ("step_end", "step_released", "announce_step")
+    ]
     with fresh(tmp_path, "heir") as pair:
         pair.a.put(0, *FIRST)
         pair.migrate("standby")
@@ -253,13 +259,13 @@ def test_copies_that_an_heir_has_adopted_are_not_touched_by_their_standby(
         assert heir.following == 0
         assert pair.b.totals() == dict(FIRST)
         for note, data in (*script, *script):
-            standby.tell(note, body(data))
+            standby.tell(typed.from_header(note, *messages.FROM_ORIGIN), body(data))
             assert pair.b.totals() == dict(FIRST), note
-        standby.tell({"kind": "aborted", "step": 0, "units": ALL.to_dict()}, None)
+        standby.tell(messages.StepAborted(0, ALL), None)
         standby.drop_copies()
         assert pair.b.totals() == dict(FIRST)
         assert heir.following == 0
-        heir.tell({"kind": "aborted", "step": 0}, None)
+        heir.tell(messages.StepAborted(0), None)
         assert pair.b.left_over() == []
 
 
@@ -274,7 +280,9 @@ def run(pair: Pair, case: str, *steps: Units) -> None:
 
 def kinds_of(scripts: dict[str, list[Message]], case: str) -> list[str]:
     """What an origin says while no rows come."""
-    return list(dict.fromkeys(note["kind"] for note, _ in scripts[case] if note["kind"] not in ("replay", "changes")))
+    return list(
+        dict.fromkeys(note["kind"] for note, _ in scripts[case] if note["kind"] not in ("step_rows", "step_changes"))
+    )
 
 
 def check(pair: Pair) -> None:
@@ -308,12 +316,12 @@ def test_answers_that_come_twice_change_nothing(tmp_path: Path, scripts: dict[st
 
 
 STALE: dict[str, Callable[[int], Any]] = {
-    "missing": Missing,
-    "prepared": Prepared,
-    "declined": Declined,
-    "offered": lambda _: Offered(ALL),
-    "wanted": lambda _: Wanted(ALL),
-    "caught_up": lambda step: Reached(step, 0),
+    "step_missing": Missing,
+    "step_prepared": Prepared,
+    "step_declined": Declined,
+    "units_expected": lambda _: Offered(ALL),
+    "units_wanted": lambda _: Wanted(ALL),
+    "marker_reached": lambda step: Reached(step, 0),
 }
 
 
@@ -325,7 +333,7 @@ def test_an_answer_of_an_older_connection_is_not_taken_for_one_of_the_next(
     """The connection breaks after the step is released; what was heard on it is dealt with when there is another."""
     with fresh(tmp_path, answer) as pair:
         pair.a.put(0, *FIRST)
-        pair.there = kind_is("released")
+        pair.there = kind_is("step_released")
         run(pair, case)
         first = pair.wait_connection(1)
         first.there.wait_stopped()
@@ -336,8 +344,8 @@ def test_an_answer_of_an_older_connection_is_not_taken_for_one_of_the_next(
         pair.wait_sent()
         second.there.flow()
         assert pair.wait_ended()["done"] == 1
-        assert second.there.kinds().count("step") <= 1
-        assert second.there.kinds().count("rest") <= 1
+        assert second.there.kinds().count("announce_step") <= 1
+        assert second.there.kinds().count("step_end") <= 1
         check(pair)
 
 
@@ -345,7 +353,7 @@ def test_an_answer_of_an_older_connection_is_not_taken_for_one_of_the_next(
 def test_a_connection_that_breaks_before_any_message_leaves_one_owner(
     tmp_path: Path, scripts: dict[str, list[Message]], case: str
 ) -> None:
-    answers = ("offered", "caught_up", "prepared", "served")
+    answers = ("units_expected", "marker_reached", "step_prepared", "step_served")
     for stop in (*kinds_of(scripts, case), *answers):
         with fresh(tmp_path, f"broken-{stop}") as pair:
             pair.a.put(0, *FIRST)
@@ -399,7 +407,6 @@ def wait_settled(pair: Pair) -> None:
 def test_units_are_named(scripts: dict[str, list[Message]]) -> None:
     """The table has every kind of message in it that a receiver knows."""
     kinds = {note["kind"] for script in scripts.values() for note, _ in script}
-    assert kinds == {
-        "offer", "step", "state", "backup", "changes", "replay", "committed", "ledger", "copied", "rest", "released"
-    }  # fmt: skip
+    unsaid = {messages.Hello, messages.Bye, messages.OriginProgress, messages.StepAborted}
+    assert kinds == {message.kind for message in messages.FROM_ORIGIN if message not in unsaid}
     assert Unit("group", 0) in ALL

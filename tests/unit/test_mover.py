@@ -17,7 +17,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
-from godwit.runtime.handover.connection import Broken, Out, Peer, Reached
+from godwit.runtime.handover.connection import Broken, Peer, Queued, Reached
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.order import Order, Port
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -45,8 +45,8 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
             raise failure
         return True
 
-    def send(_: Peer, out: Out) -> int:
-        if out.kind == "released":
+    def send(_: Peer, out: Queued) -> int:
+        if out.message.kind == "step_released":
             told.set()
         return 0
 
@@ -81,9 +81,13 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """A target that is always there; gives what it is sent, up to something of this kind."""
     sent: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def send(_: Peer, out: Out) -> int:
+    def send(_: Peer, out: Queued) -> int:
         bodies = sum(1 for _ in out.bodies or ())
-        sent.put(f"{out.kind} {bodies}" if out.kind in ("state", "committed") else out.kind)
+        sent.put(
+            f"{out.message.kind} {bodies}"
+            if out.message.kind in ("step_state", "state_before_batch")
+            else out.message.kind
+        )
         return 0
 
     def until(kind: str) -> list[str]:
@@ -106,12 +110,12 @@ def test_after_the_cut_nothing_of_the_batch_is_left_to_send(tmp_path: Path, monk
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     mover = Mover(port, shared, Order("m1", "sum", "host-1", "live", (units,)))
     mover.start()
-    copied = until("copied")
-    assert copied[-3:] == ["committed 1", "ledger", "copied"]
+    copied = until("copy_marker")
+    assert copied[-3:] == ["state_before_batch 1", "step_ledger", "copy_marker"]
     mover.post(Reached(0, 0))
-    assert until("rest") == ["step", "committed 0", "rest"]
+    assert until("step_end") == ["announce_step", "state_before_batch 0", "step_end"]
     mover.post(Prepared(0))
-    until("released")
+    until("step_released")
     mover.post(Served(0))
     mover.join(10)
     assert mover.ended
@@ -129,13 +133,13 @@ def test_a_target_that_has_lost_its_copies_gets_all_of_the_state(
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     mover = Mover(port, shared, Order("m1", "sum", "host-1", "live-unordered", (units,)))
     mover.start()
-    assert any(kind.startswith("state") for kind in until("copied"))
+    assert any(kind.startswith("step_state") for kind in until("copy_marker"))
     mover.post(Reached(0, 0))
-    until("released")
+    until("step_released")
     mover.post(Broken(ConnectionError("gone"), mover._peer.connection))
-    until("released")
+    until("step_released")
     mover.post(Missing(0))
-    assert any(kind.startswith("state") and not kind.endswith(" 0") for kind in until("rest"))
+    assert any(kind.startswith("step_state") and not kind.endswith(" 0") for kind in until("step_end"))
     mover.post(Served(0))
     mover.join(10)
     assert mover.ended

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from godwit.runtime import messages
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.migration_service import Moves
 from godwit.transport import wire
@@ -91,10 +92,10 @@ def test_what_is_heard_of_an_outcome_is_not_said_before_the_greeting(tmp_path: P
     thread = threading.Thread(target=receiver.serve, args=(connection, connection, 1), daemon=True)
     thread.start()
     assert connection.read.wait(10), "it is connected, and nothing has been said"
-    receiver._answer("served", step=0)
+    receiver._answer(messages.StepServed(0))
     connection.send("hello")
     assert connection.heard.get(timeout=10) == "hello"
-    receiver._answer("served", step=1)
-    assert connection.heard.get(timeout=10) == "served"
+    receiver._answer(messages.StepServed(1))
+    assert connection.heard.get(timeout=10) == "step_served"
     connection.end()
     thread.join(10)

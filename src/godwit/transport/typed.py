@@ -155,7 +155,7 @@ Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # encode, decode
 
 def _codec(hint: Any) -> Codec:
     if hint == Epochs:
-        return _epochs_to_list, _epochs_from_list
+        return epochs_to_list, epochs_from_list
     if hint is bytes:
         return _text_of_bytes, base64.b64decode
     origin, arguments = get_origin(hint), get_args(hint)
@@ -170,8 +170,8 @@ def _codec(hint: Any) -> Codec:
         return lambda value: [encode(item) for item in value], lambda value: tuple(decode(item) for item in value)
     if origin is tuple:
         return list, tuple
-    if origin is dict and arguments[1] is bytes:
-        encode, decode = _codec(bytes)
+    if origin is dict:
+        encode, decode = _codec(arguments[1])
         return (
             lambda value: {name: encode(item) for name, item in value.items()},
             lambda value: {name: decode(item) for name, item in value.items()},
@@ -219,9 +219,9 @@ def _checked(kind: Any) -> Callable[[Any], Any]:
     return check
 
 
-def _epochs_to_list(epochs: Epochs) -> list[list[Any]]:
+def epochs_to_list(epochs: Epochs) -> list[list[Any]]:
     return [[unit.kind, unit.id, epoch] for unit, epoch in epochs.items()]
 
 
-def _epochs_from_list(data: list[list[Any]]) -> Epochs:
+def epochs_from_list(data: list[list[Any]]) -> Epochs:
     return {Unit(kind, number): epoch for kind, number, epoch in data}

@@ -67,7 +67,7 @@ class Line:
     def say(self, kind: str, body: Any = None, **fields: Any) -> None:
         """Gone when it has been acknowledged."""
         self.since_s = ports.now_s()
-        parcels.write(self._writer, kind, body, **fields)
+        parcels.write(self._writer, wire.pack(kind, **fields), body)
         self.answer()
 
     def cancel(self) -> None:

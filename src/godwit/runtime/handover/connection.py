@@ -6,23 +6,24 @@ takes with it what was in line for it, because the next one begins with what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from godwit import ports
-from godwit.errors import GodwitError, from_json
+from godwit.errors import GodwitError, MalformedRequest
 from godwit.migration.events import Declined, Event, Missing, Offered, Prepared, Served, Wanted
 from godwit.migration.origin import PROTOCOLS
+from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.order import Order, Port
 from godwit.runtime.liveness.leases import Lease, check_owner, host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
-from godwit.transport import line, wire
+from godwit.transport import line, typed
 from godwit.transport.flight import GONE, Client
 
 RETRY_S = 0.02
@@ -34,12 +35,11 @@ GONE_PEER = (*GONE, pa.ArrowInvalid)
 
 
 @dataclass(slots=True)
-class Out:
-    """Something in line for the target: parts of it are made when it is sent."""
+class Queued:
+    """A message in line for the target, sent once for each of its bodies; a body is made when it is sent."""
 
-    kind: str
+    message: messages.FromOrigin
     bodies: Iterator[Any] | None = None
-    fields: dict[str, Any] = field(default_factory=dict)
     forwarded: int = 0  # rows, if these are rows that the origin has applied
 
 
@@ -78,18 +78,30 @@ class Answered(Event):
     connection: int
 
 
-Line = ports.Queue["Out | Event"]
+Line = ports.Queue["Queued | Event"]
 
-HEARD: dict[str, Callable[[dict[str, Any]], Event]] = {
-    "offered": lambda note: Offered(parcels.units_in(note)),
-    "wanted": lambda note: Wanted(parcels.units_in(note)),
-    "prepared": lambda note: Prepared(note["step"]),
-    "declined": lambda note: Declined(note["step"]),
-    "missing": lambda note: Missing(note["step"]),
-    "served": lambda note: Served(note["step"]),
-    "caught_up": lambda note: Reached(note["step"], note["rows"]),
-    "failed": lambda note: Failed(from_json(note["error"])),
-}
+
+def event_of(answer: typed.Message) -> Event:
+    """What the target's answer means to the origin."""
+    match answer:
+        case messages.UnitsExpected(units):
+            return Offered(units)
+        case messages.UnitsWanted(units):
+            return Wanted(units)
+        case messages.StepPrepared(step):
+            return Prepared(step)
+        case messages.StepDeclined(step):
+            return Declined(step)
+        case messages.StepMissing(step):
+            return Missing(step)
+        case messages.StepServed(step):
+            return Served(step)
+        case messages.MarkerReached(step, rows):
+            return Reached(step, rows)
+        case messages.TargetFailed(error):
+            return Failed(error)
+        case _:
+            raise MalformedRequest(f"a target answers with {answer.kind!r}")
 
 
 class Peer:
@@ -116,17 +128,11 @@ class Peer:
         self._client = line.connect(lease.address, self._port.token, CONNECT_S)
         self.connection += 1
         try:
-            self._writer, self._reader = self._client.exchange(
-                migration=self._order.id,
-                operator=self._order.operator,
-                origin=self._port.host,
-                generation=self._port.log.generation,
-                kept=PROTOCOLS[self._order.protocol].until_asked,
-            )
+            self._writer, self._reader = typed.open_stream(self._client, self._header())
             with waits().over(directory, lease, self._reader.cancel):
                 self._writer.begin(parcels.SCHEMA)
-                parcels.write(self._writer, "hello")
-                wire.unpack(self._reader.read_chunk().app_metadata, "hello")
+                parcels.write(self._writer, typed.pack(messages.Hello()))
+                typed.unpack(self._reader.read_chunk().app_metadata, messages.Hello)
         except GONE_PEER:
             self.disconnect()
             self.idle.wait(RETRY_S)
@@ -135,6 +141,10 @@ class Peer:
         self._listening = ports.thread(self._listen, "godwit-mover-in", listened_to)
         self._listening.start()
         return True
+
+    def _header(self) -> messages.OpenMigration:
+        order, kept = self._order, PROTOCOLS[self._order.protocol].until_asked
+        return messages.OpenMigration(order.id, order.operator, self._port.host, self._port.log.generation, kept)
 
     def disconnect(self) -> None:
         """The target ends the stream when it has heard that this was all; one that does not is not waited for.
@@ -145,7 +155,7 @@ class Peer:
             return
         if self._listening is not None:
             with suppress(*GONE_PEER):
-                parcels.write(self._writer, "bye")
+                parcels.write(self._writer, typed.pack(messages.Bye()))
             self._listening.join(BYE_S)
             if self._listening.is_alive():
                 self._reader.cancel()
@@ -167,19 +177,20 @@ class Peer:
         try:
             with waits().over(directory, lease, reader.cancel):  # writing waits for the same stream
                 while True:
-                    note = wire.unpack(reader.read_chunk().app_metadata)
-                    self._line.put(Answered(HEARD[note["kind"]](note), connection))
+                    answer = typed.unpack(reader.read_chunk().app_metadata, *messages.FROM_TARGET)
+                    self._line.put(Answered(event_of(answer), connection))
         except (GodwitError, *GONE_PEER) as error:
             self._line.put(Broken(error, connection))
 
-    def send(self, out: Out) -> int:
+    def send(self, queued: Queued) -> int:
         """Gives the bytes sent; none where there is no connection."""
         if self._writer is None:
             return 0
-        if out.bodies is None:
-            parcels.write(self._writer, out.kind, **out.fields)
+        if queued.bodies is None:
+            parcels.write(self._writer, typed.pack(queued.message))
             return 0
-        sent = sum(parcels.write(self._writer, out.kind, body, **out.fields) for body in out.bodies)
+        header = typed.pack(queued.message)
+        sent = sum(parcels.write(self._writer, header, body) for body in queued.bodies)
         self._pace(sent)
         return sent
 

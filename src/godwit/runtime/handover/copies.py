@@ -18,6 +18,7 @@ from godwit.errors import InvariantBroken, NotDeterministic
 from godwit.model.ownership import Incoming, Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.order import Port
 from godwit.runtime.instance.ownership_columns import AWAY, selects
@@ -45,7 +46,7 @@ class Copies:
         self._origin = origin
         self._units: dict[int, Units] = {}
         self._keys: dict[int, dict[Key, None]] = {}  # that lie here as copies
-        self._rests: dict[int, dict[str, Any]] = {}  # the last that came of a step
+        self._rests: dict[int, messages.StepEnd] = {}  # the last that came of a step
         self.apart: dict[
             int, Collection[int]
         ] = {}  # by step, the keys that the origin knows to be apart from its groups
@@ -64,7 +65,7 @@ class Copies:
             instance.held.pop(self._name(step), None)
             if self.claim(units) != units:
                 raise InvariantBroken(f"{self._name(step)} brings what {self._port.host} owns")
-            back = step in self.apart and self._ownership.rejoin(units, self.apart[step])
+            back = self._ownership.rejoin(units, self.apart.get(step, ()))
             if not again and any((out.units & units) for out in self._ownership.outgoing.values()):
                 self._drop_keys(scan(self._shared, selects(units, self._ownership)))
             if back or units - instance.staged:
@@ -101,24 +102,24 @@ class Copies:
         self.standing.setdefault(step, batch)
         self.copied_in = max(batch, self.copied_in)
 
-    def committed(self, note: dict[str, Any], body: Any) -> None:
+    def committed(self, message: messages.StateBeforeBatch, body: Any) -> None:
         """What keys held before the batch in progress."""
         instance, batch = self._shared.instance, self._batch(body)
         with self._shared.changed:
-            if self._in_its_batch(note):
+            if self._in_its_batch(message.progress):
                 info = {"kind": "committed", "op": instance.name, "batch": instance.progress.batch}
                 self._change((info, body), lambda: instance.state.amend(batch))
 
-    def ledger(self, note: dict[str, Any], body: Any) -> None:
+    def ledger(self, message: messages.StepLedger, body: Any) -> None:
         """What the batch in progress has done; of what timers put out only one host tells, so that waits for the hand-over."""
-        instance, lane = self._shared.instance, note["entry"]["lane"]
-        entry = Entry.from_part(note["entry"], memoryview(body), instance.spec.output_schema)
+        instance, lane, progress = self._shared.instance, message.entry["lane"], message.progress
+        entry = Entry.from_part(message.entry, memoryview(body), instance.spec.output_schema)
         with self._shared.changed:
-            if not self._in_its_batch(note) or not instance.progress.same_attempt(Progress.from_dict(note["progress"])):
+            if not self._in_its_batch(progress) or not instance.progress.same_attempt(progress):
                 return
             if not len(entry.rows):
-                name = self._name(note["step"])
-                info = note["entry"] | {"batch": instance.progress.batch, "held": name}
+                name = self._name(message.step)
+                info = message.entry | {"batch": instance.progress.batch, "held": name}
                 self._change((info, body), lambda: instance.held.setdefault(name, []).append((lane, entry)))
                 return
             instance.ledger.make_room()
@@ -130,70 +131,67 @@ class Copies:
     def _take(self, lane: str, entry: Entry) -> None:
         self._shared.instance.ledger.take_over(lane, entry)
 
-    def _in_its_batch(self, note: dict[str, Any]) -> bool:
+    def _in_its_batch(self, progress: Progress) -> bool:
         """Whether this instance is in the batch that is told of: of a batch that is over nobody asks again. Locked."""
-        progress = Progress.from_dict(note["progress"])
         self._keep_up(progress)
         return progress.batch == self._shared.instance.progress.batch
 
-    def state(self, note: dict[str, Any], body: Any) -> None:
+    def state(self, message: messages.StepState, body: Any) -> None:
         instance = self._shared.instance
         batch = self._batch(body)
         keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
-        self._note(note["step"], keys)
+        self._note(message.step, keys)
         with self._shared.lock:
             instance.take_rows(batch, body, settled=True)
 
-    def backup(self, note: dict[str, Any], body: Any) -> None:
+    def backup(self, message: messages.StepBackup) -> None:
         """The step's state out of the origin's changelog, as it was at the cut: the origin has no work with it."""
         instance = self._shared.instance
         spec = instance.spec
-        state = state_at(Path(note["directory"]), instance.name, spec.variables, instance.key_codec, note["lsn"])
+        state = state_at(Path(message.directory), instance.name, spec.variables, instance.key_codec, message.lsn)
         keys = list(state.keys())
         hashes = np.array([instance.key_codec.route_hash(key) for key in keys], np.int64)
-        mine = [keys[i] for i in np.flatnonzero(selects(self._units[note["step"]], self._ownership)(hashes)).tolist()]
+        mine = [keys[i] for i in np.flatnonzero(selects(self._units[message.step], self._ownership)(hashes)).tolist()]
         for at in range(0, len(mine), BACKUP_KEYS):
             for batch in state.held(mine[at : at + BACKUP_KEYS], BACKUP_ROWS, BACKUP_BYTES):
-                self.state(note, batch.serialize())
+                self.state(messages.StepState(message.step), batch.serialize())
 
-    def changes(self, note: dict[str, Any], body: Any) -> None:
-        instance = self._shared.instance
-        progress = Progress.from_dict(note["progress"])
+    def changes(self, message: messages.StepChanges, body: Any) -> None:
+        instance, progress = self._shared.instance, message.progress
         batch = self._batch(body)
         keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
-        self._note(note["step"], keys)
-        if note["step"] in self.standing:
-            self.standing[note["step"]] = max(progress.batch, self.standing[note["step"]])
+        self._note(message.step, keys)
+        if message.step in self.standing:
+            self.standing[message.step] = max(progress.batch, self.standing[message.step])
         with self._shared.changed:
             self._keep_up(progress)
-            settled = progress.batch < instance.progress.batch or note.get("settled", False)
+            settled = progress.batch < instance.progress.batch or message.settled
             instance.take_rows(batch, body, settled=settled)
 
-    def replay(self, note: dict[str, Any], body: Any) -> None:
+    def replay(self, message: messages.StepRows, body: Any) -> None:
         """Rows that the origin has applied: the same again here, silently."""
-        instance = self._shared.instance
-        progress = Progress.from_dict(note["progress"])
+        instance, progress = self._shared.instance, message.progress
         chunk = parcels.chunk_of(body)
         codec = instance.key_codec
         keys = codec.from_arrow([chunk.batch.column(name) for name in codec.schema.names])
-        self._note(note["step"], keys)
+        self._note(message.step, keys)
         with self._shared.changed:
             self._keep_up(progress)
             request = BatchRef(progress.query or "", progress.run or "", progress.batch)
-            work = instance.follow(request, note["lane"], chunk, Times(*note["times"]))
-            if "expect" in note:
-                self._compare(note, work)
+            work = instance.follow(request, message.lane, chunk, Times(*message.times))
+            if message.fingerprint is not None:
+                self._compare(message, work)
 
-    def _compare(self, note: dict[str, Any], work: Work) -> None:
+    def _compare(self, message: messages.StepRows, work: Work) -> None:
         instance = self._shared.instance
         found = parcels.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
-        if found != note["expect"]:
+        if found != message.fingerprint:
             raise NotDeterministic(
                 "the processor did something else to the same rows when they were replayed on another host",
                 todo="Take clocks, chance and outside state out of it, or use a protocol that ships state, such as push",
                 operator=instance.spec.name,
-                lane=note["lane"],
-                batch=note["progress"]["batch"],
+                lane=message.lane,
+                batch=message.progress.batch,
             )
 
     def _keep_up(self, progress: Progress) -> None:
@@ -204,7 +202,7 @@ class Copies:
         """
         self._shared.instance.keep_up(progress, self._port.clock_ms())
 
-    def rest(self, note: dict[str, Any]) -> bool:
+    def rest(self, message: messages.StepEnd) -> bool:
         """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
 
         That is so if this instance has fired those of the batch already, and the origin has not: it has not come to firing
@@ -212,15 +210,15 @@ class Copies:
         all the same: routers come again before they send rows. Nor does it fit if both are in runs of which the other does not
         know: then nobody can tell which of them has to be reverted.
         """
-        instance, mark = self._shared.instance, note["mark"]
+        instance, mark = self._shared.instance, message.mark
         progress = Progress.from_dict(mark["progress"])
-        self._rests[note["step"]] = note
+        self._rests[message.step] = message
         with self._shared.changed:
             self._keep_up(progress)
             same = instance.progress.same_attempt(progress)
             if progress.batch == instance.progress.batch and not same and not progress.behind(instance.progress):
                 return False
-            if instance.spec.time_mode == "none" or note["released"] or note.get("lost"):
+            if instance.spec.time_mode == "none" or message.released or message.lost:
                 return True
             if same and "unfired" in mark and Units.from_dict(mark["unfired"]):
                 return False  # the origin has them from a lost host, and fires them when the next router comes
@@ -237,7 +235,7 @@ class Copies:
         """All of it is here: durable when this returns, not served."""
         instance, rest = self._shared.instance, self._rests[step]
         with self._shared.changed:
-            mark, progress = rest["mark"], Progress.from_dict(rest["mark"]["progress"])
+            mark, progress = rest.mark, Progress.from_dict(rest.mark["progress"])
             same_batch = progress.batch == instance.progress.batch
             anew = same_batch and not instance.progress.same_attempt(progress)  # here, and not there yet
             if anew:
@@ -246,9 +244,9 @@ class Copies:
             elif same_batch:  # whoever knew that the batch must not be committed may be gone by its end
                 instance.spoiled = instance.spoiled or mark.get("spoiled", "")
             instance.merge_watermark(mark["watermark"], same_batch)
-            instance.inherit_timers(units, mark, same_batch, bool(rest.get("lost")))
-            apart = {key: (owner, epoch) for key, owner, epoch in rest["apart"]}
-            incoming = Incoming(units, self._origin, parcels.epochs_of(rest["epochs"]), apart)
+            instance.inherit_timers(units, mark, same_batch, rest.lost)
+            apart = {key: (owner, epoch) for key, owner, epoch in rest.apart}
+            incoming = Incoming(units, self._origin, rest.epochs, apart)
             self._ownership.prepare(self._name(step), incoming)
             instance.staged |= units
             self._log([instance.mark_part(), instance.own_part()])

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.model.progress import BatchRef
+from godwit.runtime import messages
 from godwit.runtime.handover import parcels
-from godwit.runtime.handover.connection import Line, Out
+from godwit.runtime.handover.connection import Line, Queued
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.processor.rows import Times
@@ -74,18 +75,11 @@ class Following:
             return
         part = chunk.filter(copied)
         self.rows += len(part)
-        fields: dict[str, Any] = {
-            "step": self._step,
-            "lane": lane,
-            "progress": instance.progress.to_dict(),
-            "times": parcels.times_list(times),
-        }
-        if self._check:
-            fields["expect"] = self._expected(part, work)
-        bodies = (parcels.chunk_body(c) for c in (part,))
-        self._line.put(Out("replay", bodies, fields, len(part)))
+        fingerprint = self._fingerprint(part, work) if self._check else None
+        message = messages.StepRows(self._step, lane, instance.progress, parcels.times_tuple(times), fingerprint)
+        self._line.put(Queued(message, (parcels.chunk_body(c) for c in (part,)), len(part)))
 
-    def _expected(self, part: Chunk, work: Work) -> str:
+    def _fingerprint(self, part: Chunk, work: Work) -> str:
         instance = self._instance
         changes = parcels.only(work.changes.to_batch(instance.key_codec), instance.key_codec, self._copied)
         rows = set(part.rows.tolist())
@@ -110,8 +104,8 @@ class Following:
         part = parcels.only(changes, self._instance.key_codec, self._copied)
         if len(part):
             self.rows += len(part)
-            fields = {"step": self._step, "progress": self._instance.progress.to_dict(), "settled": settled}
-            self._line.put(Out("changes", (b.serialize() for b in (part,)), fields, len(part)))
+            message = messages.StepChanges(self._step, self._instance.progress, settled)
+            self._line.put(Queued(message, (b.serialize() for b in (part,)), len(part)))
 
 
 class Noting:

@@ -50,7 +50,7 @@ from godwit.migration.events import (
 from godwit.migration.origin import PROTOCOLS, Origin, Phase, with_timers
 from godwit.model.progress import Progress
 from godwit.model.units import Units
-from godwit.runtime.handover import parcels
+from godwit.runtime import messages
 from godwit.runtime.handover.connection import (
     GONE_PEER,
     RETRY_S,
@@ -59,8 +59,8 @@ from godwit.runtime.handover.connection import (
     Failed,
     Line,
     LostPeer,
-    Out,
     Peer,
+    Queued,
     Reached,
 )
 from godwit.runtime.handover.forwarding import Following, Select
@@ -275,12 +275,12 @@ class Mover:
         else:
             self._send(item)
 
-    def _send(self, out: Out) -> None:
+    def _send(self, out: Queued) -> None:
         if self._protocol.until_asked:  # its copies may outlive this host: they must not be ahead of the log
             with self._shared.lock:
                 lsn = self._shared.lsn
             self._port.log.sync(lsn)
-            out = replace(out, fields=out.fields | {"written": [self._port.log.generation, lsn]})
+            out = replace(out, message=replace(out.message, written=(self._port.log.generation, lsn)))
         sent = self._peer.send(out)
         if out.forwarded:
             self.figures.rows_forwarded += out.forwarded
@@ -322,10 +322,10 @@ class Mover:
         else:
             self._line.put(self._marker(step, following))
 
-    def _marker(self, step: int, following: Following) -> Out:
+    def _marker(self, step: int, following: Following) -> Queued:
         """When the target comes to it, it has all that was forwarded before."""
         batch = self._shared.instance.progress.batch
-        return Out("copied", fields={"step": step, "rows": following.rows, "batch": batch})
+        return Queued(messages.CopyMarker(step, following.rows, batch))
 
     def _tell_news(self) -> None:
         with self.news:
@@ -382,18 +382,18 @@ class Mover:
     def _tell(self, effect: Effect) -> None:
         match effect:
             case Offer(units):
-                self._line.put(Out("offer", fields={"units": units.to_dict()}))
+                self._line.put(Queued(messages.OfferUnits(units)))
             case TellReleased(step):
-                epochs = parcels.epochs_list(_ownership(self._shared).outgoing[f"{self.order.id}/{step}"].epochs)
-                self._put(step, Out("released", fields={"step": step, "epochs": epochs}))
+                epochs = _ownership(self._shared).outgoing[f"{self.order.id}/{step}"].epochs
+                self._put(step, Queued(messages.StepReleased(step, epochs)))
             case TellAborted(step, units):
-                self._put(step, Out("aborted", fields={"step": step, "units": units.to_dict()}))
+                self._put(step, Queued(messages.StepAborted(step, units)))
             case End():
                 return
             case _:
                 raise AssertionError(effect)
 
-    def _put(self, step: int, out: Out) -> None:
+    def _put(self, step: int, out: Queued) -> None:
         """What is said of a step goes in line, or behind the slices of that step that are still to be sent."""
         last = max((at for at, (of, _) in enumerate(self._work) if of == step), default=None)
         if last is None:
@@ -467,12 +467,12 @@ class Mover:
         else:
             self._work.append((step, self._shipping(out)))
 
-    def _backup(self, step: int) -> Out:
+    def _backup(self, step: int) -> Queued:
         """Where the target finds the state by itself."""
         directory = str(host_directory(self._port.checkpoint, self._port.host))
-        return Out("backup", fields={"step": step, "directory": directory, "lsn": self._shared.lsn})
+        return Queued(messages.StepBackup(step, directory, self._shared.lsn))
 
-    def _shipping(self, out: list[Out]) -> Iterator[None]:
+    def _shipping(self, out: list[Queued]) -> Iterator[None]:
         """Over with the last of it: what is said of the step after that need not wait for a turn."""
         *slices, last = out
         for item in slices:

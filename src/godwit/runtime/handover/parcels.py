@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from godwit.model.units import Unit, Units
 from godwit.runtime.instance.work import Chunk
 from godwit.runtime.processor.rows import Times
 from godwit.state.keys import KeyCodec
@@ -20,16 +19,15 @@ from godwit.transport import wire
 SCHEMA = pa.schema([pa.field("body", pa.large_binary())])
 
 
-def write(writer: Any, kind: str, body: Any = None, **fields: Any) -> int:
-    """Send one; gives the bytes of its body."""
-    note = wire.pack(kind, **fields)
+def write(writer: Any, header: bytes, body: Any = None) -> int:
+    """Send a message; gives the bytes of its body."""
     if body is None:
-        writer.write_metadata(note)
+        writer.write_metadata(header)
         return 0
     data = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
     offsets = pa.py_buffer(np.array([0, data.size], np.int64).tobytes())
     column = pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data])
-    writer.write_with_metadata(pa.RecordBatch.from_arrays([column], schema=SCHEMA), note)
+    writer.write_with_metadata(pa.RecordBatch.from_arrays([column], schema=SCHEMA), header)
     return int(data.size)
 
 
@@ -71,8 +69,8 @@ def chunk_from(batch: pa.RecordBatch) -> Chunk:
     return Chunk(batch.select(names[: -2 - checked]), *found)
 
 
-def times_list(times: Times) -> list[int]:
-    return [times.processing_ms, times.watermark_ms, times.late_ms]
+def times_tuple(times: Times) -> tuple[int, int, int]:
+    return times.processing_ms, times.watermark_ms, times.late_ms
 
 
 # -- changes ---------------------------------------------------------------------------------------------------------
@@ -95,18 +93,3 @@ def fingerprint(changes: pa.RecordBatch, outputs: Sequence[pa.RecordBatch]) -> s
     for row in sorted(repr(row) for batch in outputs for row in batch.to_pylist()):
         digest.update(row.encode())
     return digest.hexdigest()
-
-
-# -- units -----------------------------------------------------------------------------------------------------------
-
-
-def epochs_list(epochs: dict[Unit, int]) -> list[list[Any]]:
-    return [[unit.kind, unit.id, epoch] for unit, epoch in epochs.items()]
-
-
-def epochs_of(data: Sequence[Sequence[Any]]) -> dict[Unit, int]:
-    return {Unit(kind, id_): epoch for kind, id_, epoch in data}
-
-
-def units_in(note: dict[str, Any]) -> Units:
-    return Units.from_dict(wire.field(note, "units", dict))

@@ -8,7 +8,7 @@ origin has released it: the gate holds or refuses its rows, and its timers do no
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -36,8 +36,8 @@ from godwit.migration.events import (
     Stage,
 )
 from godwit.migration.target import Target, TargetPhase
-from godwit.model.progress import Progress
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.order import Port
@@ -46,7 +46,7 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
 from godwit.runtime.liveness.wills import read_will, step_name
-from godwit.transport import line, wire
+from godwit.transport import line, typed
 from godwit.transport.flight import GONE
 
 ASK_AGAIN_S = 0.02
@@ -122,17 +122,17 @@ class Receiver:
 
     def _hear(self, connection: ExitStack, message: Any, writer: Any) -> bool:
         """False after the last message, and if what is said on this connection does not count any more."""
-        note = wire.unpack(message.app_metadata)
+        told = cast(messages.FromOrigin, typed.unpack(message.app_metadata, *messages.FROM_ORIGIN))
         with self._acting:
-            if self._connection is not connection or note["kind"] == "bye":
+            if self._connection is not connection or isinstance(told, messages.Bye):
                 return False
-            if note["kind"] == "hello":
+            if isinstance(told, messages.Hello):
                 self.greet(writer)
                 return True
             try:
-                self.tell(note, parcels.body_of(message) if message.data is not None else None)
+                self.tell(told, parcels.body_of(message) if message.data is not None else None)
             except GodwitError as error:
-                self._answer("failed", error=error.at(host=self._port.host).to_json())
+                self._answer(messages.TargetFailed(error.at(host=self._port.host)))
             return True
 
     def _end(self, connection: ExitStack | None) -> None:
@@ -179,7 +179,7 @@ class Receiver:
     def greet(self, writer: Any) -> None:
         """Nothing is said before this. Who asks the origin for an outcome may hear of it, and say so, at any time."""
         with self._writing, suppress(*GONE, pa.ArrowInvalid):
-            writer.write_metadata(wire.pack("hello"))
+            writer.write_metadata(typed.pack(messages.Hello()))
             self._writer = writer
 
     @property
@@ -232,58 +232,68 @@ class Receiver:
         with self._shared.lock:
             self._shared.wanted.remove(self.want)
 
-    def _answer(self, kind: str, **fields: Any) -> None:
+    def _answer(self, answer: typed.Message) -> None:
         with self._writing, suppress(*GONE, pa.ArrowInvalid):
             if self._writer is not None:
-                self._writer.write_metadata(wire.pack(kind, **fields))
+                self._writer.write_metadata(typed.pack(answer))
 
     def want(self, units: Units) -> None:
         """Rows wait for these units; called with the instance's lock held. Asked for once a connection."""
         missing = (units & self._machine.promised) - self._wanted
         if missing:
             self._wanted |= missing
-            self._answer("wanted", units=missing.to_dict())
+            self._answer(messages.UnitsWanted(missing))
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
-    def tell(self, note: dict[str, Any], body: Any) -> None:
+    def tell(self, message: messages.FromOrigin, body: Any) -> None:
         """What an origin says, or the log that one has left behind."""
         with self._acting:
-            self._take(note, body)
+            self._take(message, body)
 
-    def _take(self, note: dict[str, Any], body: Any) -> None:
+    def _take(self, message: messages.FromOrigin, body: Any) -> None:
+        if message.written is not None:
+            self._copies.written = message.written
+        match message:
+            case messages.OfferUnits(units):
+                self._offer(units)
+            case messages.AnnounceStep():
+                self._announced(message)
+            case messages.OriginProgress(progress):
+                self._copies.reached(progress)
+            case messages.StepEnd(step, units):
+                fits = self._machine.takes(step) and self._copies.rest(message)
+                self._handle(Arrived(step, units, fits))
+            case messages.StepReleased():
+                self._released(message)
+            case messages.StepAborted(step, units):
+                self._handle(AbortHeard(step, units))
+            case _:
+                self._take_copy(message, body)
+
+    def _take_copy(self, message: messages.FromOrigin, body: Any) -> None:
+        """Of a step that takes state; of any other it is ignored."""
         copies = self._copies
-        if "written" in note:
-            copies.written = tuple(note["written"])
-        match note["kind"]:
-            case "offer":
-                self._offer(parcels.units_in(note))
-            case "step":
-                self._announced(note)
-            case "reached":
-                copies.reached(Progress.from_dict(note["progress"]))
-            case "rest":
-                fits = self._machine.takes(note["step"]) and copies.rest(note)
-                self._handle(Arrived(note["step"], parcels.units_in(note), fits))
-            case "released":
-                self._released(note)
-            case "aborted":
-                units = parcels.units_in(note) if "units" in note else Units()
-                self._handle(AbortHeard(note["step"], units))
-            case _ if not self._machine.takes(note["step"]):
+        match message:
+            case _ if not self._machine.takes(getattr(message, "step")):  # noqa: B009 messages without a step are above
                 return
-            case "copied":
-                copies.stands(note["step"], note["batch"])
-                self._answer("caught_up", step=note["step"], rows=note["rows"])
-            case kind:
-                {
-                    "state": copies.state,
-                    "backup": copies.backup,
-                    "changes": copies.changes,
-                    "replay": copies.replay,
-                    "committed": copies.committed,
-                    "ledger": copies.ledger,
-                }[kind](note, body)
+            case messages.CopyMarker(step, rows, batch):
+                copies.stands(step, batch)
+                self._answer(messages.MarkerReached(step, rows))
+            case messages.StepState():
+                copies.state(message, body)
+            case messages.StepBackup():
+                copies.backup(message)
+            case messages.StepChanges():
+                copies.changes(message, body)
+            case messages.StepRows():
+                copies.replay(message, body)
+            case messages.StateBeforeBatch():
+                copies.committed(message, body)
+            case messages.StepLedger():
+                copies.ledger(message, body)
+            case _:
+                raise AssertionError(message)
 
     def _offer(self, units: Units) -> None:
         """Of what is here already, in whichever way, nothing is expected any more."""
@@ -292,24 +302,23 @@ class Receiver:
         if expected:
             self._handle(Promised(expected))
 
-    def _announced(self, note: dict[str, Any]) -> None:
-        if self._served(note):
-            self._answer("served", step=note["step"])
+    def _announced(self, message: messages.AnnounceStep) -> None:
+        if self._served(message.epochs):
+            self._answer(messages.StepServed(message.step))
         else:
-            if "apart" in note:  # an origin of an earlier version does not tell
-                self._copies.apart[note["step"]] = note["apart"]
-            self._handle(Announced(note["step"], parcels.units_in(note)))
+            self._copies.apart[message.step] = message.apart
+            self._handle(Announced(message.step, message.units))
 
-    def _released(self, note: dict[str, Any]) -> None:
-        if self._served(note):
-            self._answer("served", step=note["step"])
+    def _released(self, message: messages.StepReleased) -> None:
+        if self._served(message.epochs):
+            self._answer(messages.StepServed(message.step))
         else:
-            self._handle(ReleaseHeard(note["step"]))
+            self._handle(ReleaseHeard(message.step))
 
-    def _served(self, note: dict[str, Any]) -> bool:
-        """Whether this host has owned the step in the epochs that are told, though it may have forgotten the step since."""
+    def _served(self, epochs: typed.Epochs) -> bool:
+        """Whether this host has owned the step in these epochs, though it may have forgotten the step since."""
         ownership = self._shared.instance.ownership
-        return ownership is not None and ownership.served(parcels.epochs_of(note.get("epochs", ())))
+        return ownership is not None and ownership.served(epochs)
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -328,7 +337,7 @@ class Receiver:
                 self._handle(Durable(step))
             case Serve(step, units):
                 self._copies.serve(step, units)
-                self._answer("served", step=step)
+                self._answer(messages.StepServed(step))
             case Discard(step, units):
                 self._copies.discard(step, units)
             case AskOutcome(step):
@@ -339,13 +348,13 @@ class Receiver:
     def _tell(self, effect: Effect) -> None:
         match effect:
             case AnswerOffered(units):
-                self._answer("offered", units=units.to_dict())
+                self._answer(messages.UnitsExpected(units))
             case AnswerPrepared(step):
-                self._answer("prepared", step=step)
+                self._answer(messages.StepPrepared(step))
             case AnswerDeclined(step):
-                self._answer("declined", step=step)
+                self._answer(messages.StepDeclined(step))
             case AnswerMissing(step):
-                self._answer("missing", step=step)
+                self._answer(messages.StepMissing(step))
             case _:
                 raise AssertionError(effect)
 

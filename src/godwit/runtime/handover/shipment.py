@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from godwit.model.units import Unit, Units
-from godwit.runtime.handover import parcels
-from godwit.runtime.handover.connection import Out
+from godwit.runtime import messages
+from godwit.runtime.handover.connection import Queued
 from godwit.runtime.handover.forwarding import SLICE_KEYS, Noting, Select
 from godwit.runtime.instance.ownership_columns import selects
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -97,12 +97,10 @@ class Luggage:
 
     # -- what is told of them ----------------------------------------------------------------------------------------
 
-    def announced(self, migration: str, step: int, units: Units) -> Out:
+    def announced(self, migration: str, step: int, units: Units) -> Queued:
         """Before anything of a step. The epochs are those in which the target is to own it: one that has owned it says so."""
         epochs = {unit: epoch + 1 for unit, epoch in self._epochs(migration, step, units).items()}
-        apart = list(self._ownership.apart(units))
-        fields = {"step": step, "units": units.to_dict(), "epochs": parcels.epochs_list(epochs), "apart": apart}
-        return Out("step", fields=fields)
+        return Queued(messages.AnnounceStep(step, units, tuple(self._ownership.apart(units)), epochs))
 
     def _epochs(self, migration: str, step: int, units: Units) -> dict[Unit, int]:
         """In which the origin owns the units, or did until it released them."""
@@ -111,35 +109,31 @@ class Luggage:
             return {unit: self._ownership.share(unit).epoch for unit in units}
         return {unit: epoch - 1 for unit, epoch in released.epochs.items()}
 
-    def state(self, step: int, keys: list[Key]) -> Out:
+    def state(self, step: int, keys: list[Key]) -> Queued:
         """What the keys hold now; made into bytes when it is sent."""
         held = self._shared.instance.state.held(keys, SLICE_ROWS, SLICE_BYTES)
-        return Out("state", (batch.serialize() for batch in held), {"step": step})
+        return Queued(messages.StepState(step), (batch.serialize() for batch in held))
 
-    def all_state(self, step: int, keys: Collection[Key]) -> Iterator[Out]:
+    def all_state(self, step: int, keys: Collection[Key]) -> Iterator[Queued]:
         whole = list(keys)
         return (self.state(step, whole[at : at + SLICE_KEYS]) for at in range(0, len(whole), SLICE_KEYS))
 
-    def of_batch(self, step: int, keys: Collection[Key], entries: Iterable[tuple[str, Entry]]) -> Iterator[Out]:
+    def of_batch(self, step: int, keys: Collection[Key], entries: Iterable[tuple[str, Entry]]) -> Iterator[Queued]:
         """What keys held before the batch in progress, as far as it has changed, and ledger entries of it."""
         instance = self._shared.instance
-        fields = {"step": step, "progress": instance.progress.to_dict()}
+        progress = instance.progress
         batches = instance.state.committed(keys, SLICE_ROWS, SLICE_BYTES)
-        yield Out("committed", (batch.serialize() for batch in batches), fields)
+        yield Queued(messages.StateBeforeBatch(step, progress), (batch.serialize() for batch in batches))
         for lane, entry in entries:
             info, body = entry.part(instance.name, instance.progress.batch, lane)
-            yield Out("ledger", iter([body]), {**fields, "entry": info})
+            yield Queued(messages.StepLedger(step, progress, info), iter([body]))
 
-    def rest(self, migration: str, step: int, units: Units) -> Out:
+    def rest(self, migration: str, step: int, units: Units) -> Queued:
         """The end of a step. The epochs are those in which the origin owns it, or did until it released it."""
         ownership = self._ownership
         mark, _ = self._shared.instance.mark_part()
-        fields = {
-            "step": step,
-            "units": units.to_dict(),
-            "epochs": parcels.epochs_list(self._epochs(migration, step, units)),
-            "apart": [[key, *owner] for key, owner in ownership.apart(units).items()],
-            "mark": mark,
-            "released": f"{migration}/{step}" in ownership.outgoing,
-        }
-        return Out("rest", fields=fields)
+        apart = tuple((key, *owner) for key, owner in ownership.apart(units).items())
+        released = f"{migration}/{step}" in ownership.outgoing
+        return Queued(
+            messages.StepEnd(step, units, self._epochs(migration, step, units), apart, mark, released=released)
+        )

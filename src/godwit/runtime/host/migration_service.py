@@ -16,6 +16,7 @@ from godwit.migration.events import AbortAsked, HandoverAsked
 from godwit.migration.origin import PROTOCOLS, register
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.handover.copies import scan
 from godwit.runtime.handover.mover import Mover, union
 from godwit.runtime.handover.order import Order, Port
@@ -25,7 +26,7 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.takeover.heir import Heir
 from godwit.state.keys import Key
-from godwit.transport import wire
+from godwit.transport import typed, wire
 
 KEPT_MAX = 200  # migrations that have ended and can still be asked about
 HOT_MAX = 50
@@ -196,18 +197,17 @@ class Moves:
 
     def receive(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
         """A stream from an origin."""
-        shared = self._instance_of(wire.field(header, "operator", str))
-        migration = wire.field(header, "migration", str)
+        opening = typed.from_fields(messages.OpenMigration, header)
+        shared, migration = self._instance_of(opening.operator), opening.migration
         writer.begin(pa.schema([]))
         with self._lock:
             receiver = self._receivers.get(migration)
             if receiver is None:
-                origin = wire.field(header, "origin", str)
-                receiver = Receiver(self._port, shared, migration, origin, kept=bool(header.get("kept")))
+                receiver = Receiver(self._port, shared, migration, opening.origin, kept=opening.kept)
                 self._receivers[migration] = receiver
             receiver.callers += 1
         try:
-            receiver.serve(reader, writer, wire.field(header, "generation", int))
+            receiver.serve(reader, writer, opening.generation)
         finally:
             with self._lock:
                 receiver.callers -= 1

@@ -7,7 +7,7 @@ driver writes when all heirs have prepared. Where copies of a standby stand, onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -20,6 +20,7 @@ from godwit.errors import Bug, GodwitError, HostUnavailable
 from godwit.model.ownership import Ownership
 from godwit.model.progress import Progress
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.receiver import Receiver
@@ -34,26 +35,34 @@ from godwit.state.frames import Part
 from godwit.state.keys import KeyCodec
 from godwit.state.recovery import Recovered, left_behind
 from godwit.state.tables import KeyedState
-from godwit.transport import wire
+from godwit.transport import typed
+
+STEP = 0  # a takeover is one step
+Told = tuple[messages.FromOrigin, Any]  # a message, and its body if it has one
 
 
 class Answers:
     """What a receiver says to an origin that is not there."""
 
     def __init__(self) -> None:
-        self._said: ports.Queue[dict[str, Any]] = ports.queue()
+        self._answers: ports.Queue[typed.Message] = ports.queue()
 
-    def write_metadata(self, note: bytes) -> None:
-        self._said.put(wire.unpack(note))
+    def write_metadata(self, data: bytes) -> None:
+        self._answers.put(typed.unpack(data, *messages.FROM_TARGET))
 
-    def expect(self, kind: str) -> None:
+    def last(self) -> typed.Message | None:
+        """The last that has come since this was asked before."""
+        answer = None
+        while not self._answers.empty():
+            answer = self._answers.get()
+        return answer
+
+    def expect(self, kind: type[typed.Message]) -> None:
         """Receivers answer before they return."""
-        said = None
-        while not self._said.empty():
-            said = self._said.get()
-        told = "nothing" if said is None else said["kind"]
-        if told != kind:
-            raise HostUnavailable(f"the keys cannot be taken over in this batch: {told} was said, not {kind}")
+        answer = self.last()
+        if not isinstance(answer, kind):
+            heard = "nothing" if answer is None else answer.kind
+            raise HostUnavailable(f"the keys cannot be taken over in this batch: {heard} was answered, not {kind.kind}")
 
 
 class Legacy:
@@ -74,7 +83,7 @@ class Legacy:
         self._select = selects(units, self.ownership)
         self._schema = changes_schema(codec)
 
-    def notes(self, part: Part) -> Iterator[tuple[dict[str, Any], Any]]:
+    def notes(self, part: Part) -> Iterator[Told]:
         """What a part of the log says of these keys."""
         info, instance = part.info, self.instance
         match info["kind"]:
@@ -87,38 +96,31 @@ class Legacy:
                 rows = pa.ipc.read_record_batch(pa.py_buffer(part.body), self._schema)
                 mine = parcels.only(rows, instance.key_codec, self._select)
                 if len(mine):
-                    kind = "changes" if info["kind"] == "state" else "committed"
-                    yield self._note(kind, progress=replace(self.progress, batch=batch).to_dict()), mine.serialize()
+                    kind = messages.StepChanges if info["kind"] == "state" else messages.StateBeforeBatch
+                    yield kind(STEP, replace(self.progress, batch=batch)), mine.serialize()
 
-    def rest(self) -> Iterator[tuple[dict[str, Any], Any]]:
+    def rest(self) -> Iterator[Told]:
         """The ledger of the batch in progress, and the end."""
         instance, ownership = self.instance, self.ownership
-        progress = instance.progress.to_dict()
         entries = chain(instance.ledger.of(self._select), instance.ledger.timers() if self._timers else ())
         for lane, entry in entries:  # one at a time: it may be much
             info, body = entry.part(instance.name, instance.progress.batch, lane)
-            yield self._note("ledger", progress=progress, entry=info), body
+            yield messages.StepLedger(STEP, instance.progress, info), body
         epochs = {unit: ownership.share(unit).epoch for unit in self.units}
         mark, _ = instance.mark_part()
-        apart = [[key, *owner] for key, owner in ownership.apart(self.units).items()]
-        told = {"epochs": parcels.epochs_list(epochs), "apart": apart, "mark": mark, "released": False, "lost": True}
-        yield self._note("rest", units=self.units.to_dict(), **told), None
+        apart = tuple((key, *owner) for key, owner in ownership.apart(self.units).items())
+        yield messages.StepEnd(STEP, self.units, epochs, apart, mark, lost=True), None
 
-    def released(self) -> dict[str, Any]:
-        return self._note("released", epochs=parcels.epochs_list(self.epochs()))
+    def released(self) -> messages.StepReleased:
+        return messages.StepReleased(STEP, self.epochs())
 
-    def epochs(self) -> dict[Any, int]:
+    def epochs(self) -> typed.Epochs:
         """In which the heir owns them."""
         return {unit: self.ownership.share(unit).epoch + 1 for unit in self.units}
 
-    def begin(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        apart = list(self.ownership.apart(self.units))
-        yield self._note("step", units=self.units.to_dict(), apart=apart), None
-        yield self._note("reached", progress=self.progress.to_dict()), None
-
-    @staticmethod
-    def _note(kind: str, **fields: Any) -> dict[str, Any]:
-        return {"kind": kind, "step": 0, **fields}
+    def begin(self) -> Iterator[Told]:
+        yield messages.AnnounceStep(STEP, self.units, tuple(self.ownership.apart(self.units))), None
+        yield messages.OriginProgress(self.progress), None
 
 
 class Heir:
@@ -161,7 +163,7 @@ class Heir:
             self._take_over()
             self._become("prepared")
             for receiver in self._receivers.values():
-                receiver.ask(0)  # it does not rely on being told what has become of it
+                receiver.ask(STEP)  # it does not rely on being told what has become of it
         except Exception as error:  # noqa: BLE001 the driver must hear of it, and start the host instead
             told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
             self.failure = told.at(host=self._port.host)
@@ -191,7 +193,7 @@ class Heir:
                 self._tell(found, found.notes(part))
         for operator, legacy in self._legacies.items():
             self._tell(legacy, legacy.rest())
-            self._answers[operator].expect("prepared")
+            self._answers[operator].expect(messages.StepPrepared)
 
     def _check_committed(self, operator: str, legacy: Legacy) -> None:
         """A batch that has come and gone here has done so there, too, unless the end of the log is lost."""
@@ -214,7 +216,7 @@ class Heir:
                 self._by_copies = True
                 for operator, legacy in self._legacies.items():
                     legacy.since = heard[operator] or 0
-                    self._tell(legacy, [({"kind": "reached", "progress": legacy.progress.to_dict()}, None)])
+                    self._tell(legacy, [(messages.OriginProgress(legacy.progress), None)])
                 return tail
         for operator, legacy in self._legacies.items():
             self._receivers[operator].drop_adopted()
@@ -225,12 +227,12 @@ class Heir:
         """Whether copies can be brought back to where the lost host's batch began, if a later run begins it anew."""
         return self._receivers[operator].copied_before(self._legacies[operator].progress.batch)
 
-    def _tell(self, legacy: Legacy, notes: Any) -> None:
-        for note, body in notes:
+    def _tell(self, legacy: Legacy, told: Iterable[Told]) -> None:
+        for message, body in told:
             if self._ending or self._port.stopping():
                 raise HostUnavailable("the lost host is started again instead")
             self._bytes += 0 if body is None else len(body)
-            self._receivers[legacy.operator].tell(note, body)
+            self._receivers[legacy.operator].tell(message, body)
 
     def _become(self, state: str) -> None:
         with self.changed:
@@ -250,9 +252,9 @@ class Heir:
         """The will is written: own it. Gives the units with their epochs, by operator."""
         for operator, legacy in self._legacies.items():
             self._receivers[operator].tell(legacy.released(), None)
-            self._answers[operator].expect("served")
+            self._answers[operator].expect(messages.StepServed)
         self._become("served")
-        return {operator: parcels.epochs_list(legacy.epochs()) for operator, legacy in self._legacies.items()}
+        return {operator: typed.epochs_to_list(legacy.epochs()) for operator, legacy in self._legacies.items()}
 
     def give_up(self) -> None:
         """The lost host is started again instead. What is still being read must not be prepared after that."""
@@ -263,7 +265,7 @@ class Heir:
 
     def _drop(self) -> None:
         for receiver in self._receivers.values():
-            receiver.tell({"kind": "aborted", "step": 0}, None)
+            receiver.tell(messages.StepAborted(STEP), None)
 
     def figures(self) -> dict[str, Any]:
         return {"bytes": self._bytes, "by_copies": self._by_copies, "took_s": ports.now_s() - self.began_s}

@@ -16,12 +16,12 @@ from godwit.errors import GodwitError, HostUnavailable, from_json
 from godwit.model.ownership import Ownership
 from godwit.model.units import Unit, Units
 from godwit.runtime.backup.restore import restored
-from godwit.runtime.handover import parcels
 from godwit.runtime.liveness.leases import end_lease, read_lease
 from godwit.runtime.liveness.wills import read_will, write_will
 from godwit.state.fencing import check_newest
 from godwit.state.recovery import take_over
 from godwit.state.segments import Durability
+from godwit.transport import typed
 
 STUCK_S = 20.0
 WAIT_S = 2.0  # how long an heir may keep the question how far it is
@@ -144,7 +144,7 @@ def _served(heir: str, estate: Estate, share: Mapping[str, Units], ask: Ask) -> 
     """The heir's units with their epochs. One that cannot say so, because it has restarted, finds the will by itself."""
     try:
         told = ask(heir, "inherited", name=estate.name)["served"]
-        return {operator: parcels.epochs_of(epochs) for operator, epochs in told.items()}
+        return {operator: typed.epochs_from_list(epochs) for operator, epochs in told.items()}
     except GodwitError:
         return {
             operator: {unit: estate.owned[operator].share(unit).epoch + 1 for unit in units}
