@@ -42,7 +42,16 @@ RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 ROOMS: dict[str, tuple[frozenset[str], ...]] = {
     unit: tuple(frozenset(row.split()) for row in rows)
     for unit, rows in {
-        "runtime": ("liveness processor", "instance", "router", "handover reading", "backup", "takeover", "host"),
+        "runtime": (
+            "liveness processor",
+            "memory",
+            "instance",
+            "router",
+            "handover reading",
+            "backup",
+            "takeover",
+            "host",
+        ),
         "spark": ("checkpoint pyspark_api", "hosts", "define", "change"),
     }.items()
 }

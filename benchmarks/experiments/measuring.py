@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from benchmarks.experiments.pairs import compared
 from benchmarks.running.settings import Settings
 from benchmarks.running.watch import Watch
-from godwit.runtime.instance.gauges import SWITCH
+from godwit.runtime.memory.gauges import SWITCH
 
 
 def measuring(settings: Settings, runs: int, batches: int, batch_rows: int, watch: Watch) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,8 @@ from benchmarks.workloads.tally import Tally
 from godwit import Outputs, Rows, Times
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.host.gate import Gate
-from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.chunk_applier import ChunkApplier
+from godwit.runtime.memory.durable_changes import DurableChanges
 from godwit.runtime.router import router
 from godwit.runtime.router.links import Links
 from godwit.spark.define import operators
@@ -42,10 +43,10 @@ HOST: Final[Sequence[Place]] = (
     (Exchange, "_opened", "gate"),
     (Exchange, "_rows", "gate"),
     (Gate, "let_in", "gate"),
-    (Instance, "apply", "state"),
+    (ChunkApplier, "apply", "state"),
     (KeyedState, "prepare", "state"),
     (KeyedState, "merge", "state"),
-    (Instance, "_prepare_record", "changelog"),  # what the changelog is to hold is put into bytes here
+    (DurableChanges, "prepare_entry", "changelog"),  # what the changelog is to hold is put into bytes here
     (Changelog, "append", "changelog"),
     (Changelog, "flush", "changelog"),
     (Exchange, "_finish", "changelog"),

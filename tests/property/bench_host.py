@@ -20,7 +20,7 @@ from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.spark.pyspark_api.stateful import RowAdapter, describe
@@ -163,7 +163,10 @@ def everything_of(instance: Instance, counted: bool = True) -> dict[str, Any]:
         "due": state.due(1 << 50),
         "ledger": {lane: _entries(entries) for lane, entries in instance.ledger.lanes.items() if entries},
         "finished": dict(instance.ledger.finished),
-        "held": {step: [(lane, _entries([entry])) for lane, entry in of] for step, of in instance.held.items()},
+        "held": {
+            step: [(lane, _entries([entry])) for lane, entry in of]
+            for step, of in instance.batch.pending_outputs.items()
+        },
         "mark": mark,
     }
     if counted:

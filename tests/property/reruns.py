@@ -26,9 +26,9 @@ from godwit.runtime.handover.shipment import Luggage
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import Instances
-from godwit.runtime.instance.ownership_columns import AWAY, MINE, selects
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.ownership_columns import AWAY, MINE, selects
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -130,8 +130,8 @@ class Host:
         self.instance = self.shared.instance
         self.instance.attach(spec(), Keep())  # type: ignore[arg-type]
         if known is None:
-            self.instance.own(Ownership.initial(self.name, Routing.spread(HOSTS, GROUPS)))
-        self.instance.journal = self.log
+            self.instance.memory.ownership = Ownership.initial(self.name, Routing.spread(HOSTS, GROUPS))
+        self.instance.durable.journal = self.log
         self.instance.write([self.instance.define_part(), self.instance.own_part()])
         self.exchange = Exchange(self.name, str(self.root), self.log, lambda: 1_000, lambda: False, welcome)
         self.port = Port(self.name, str(self.root), "token", "", self.log, lambda: 1_000, lambda: False)
@@ -239,7 +239,7 @@ class Flock:
         keys = list(instance.state.keys())
         hashes = np.array([CODEC.route_hash(key) for key in keys], np.int64)
         gone = [keys[i] for i in np.flatnonzero(select(hashes) & (instance.stands(hashes) == AWAY)).tolist()]
-        instance.drop_keys(gone, settled=True)
+        instance.keys.drop(gone, settled=True)
         instance.ledger.drop(select)
         origin.own.confirm(f"{name}/0")
         instance.write([instance.own_part()])

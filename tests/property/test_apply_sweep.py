@@ -29,7 +29,7 @@ from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.forwarding import Following
 from godwit.runtime.handover.order import Port
-from godwit.runtime.instance.work import Work
+from godwit.runtime.memory.work import Work
 from godwit.runtime.processor.rows import Times
 from tests.property.bench_host import NAME, BenchHost, chunk_of, everything_of, operator_of, request, welcome
 

@@ -29,7 +29,7 @@ from godwit.runtime.controller import operator_json
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.runtime.reading.export import rows_of_state

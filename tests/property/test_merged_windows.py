@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.merging import Merging
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
@@ -60,8 +60,8 @@ class Query:
         opened = self.instance.open(request, "0", 1_000 + self.batch, lambda *_: None)
         count = len(block)
         newest = block.column("at").cast(pa.int64()).drop_null().to_numpy().max(initial=0) // 1_000
-        if self.instance.merge:
-            merging = Merging(self.instance.merge, INPUT, ["key"], "at", opened.begun["late_us"])
+        if self.instance.batch.merge:
+            merging = Merging(self.instance.batch.merge, INPUT, ["key"], "at", opened.begun["late_us"])
             block = merging.merged(block)
         self.rows += len(block)
         numbers, hashes = (block.column(name).to_numpy() for name in (ROW, HASH))
@@ -107,5 +107,5 @@ def test_merged_windows_are_those_of_all_rows(seed: int, length: tuple[int, int]
         block = made(seed, batch)
         assert merged.push(block) == plain.push(block)
     assert merged.instance.counters.late == plain.instance.counters.late > 0
-    assert merged.instance.watermark == plain.instance.watermark
+    assert merged.instance.batch.watermark == plain.instance.batch.watermark
     assert merged.rows < 0.8 * plain.rows, "rows were merged"

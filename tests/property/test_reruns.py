@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from godwit.errors import BatchIncomplete, CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef
-from godwit.runtime.instance.work import Unwritten, Work
+from godwit.runtime.memory.work import Unwritten, Work
 from godwit.state.ledger import COLUMN_LANE, Ledger
 from godwit.state.tables import KeyedState
 from tests.property.reruns import CODEC, GROUPS, VARIABLES, Flock, Row, sequential
@@ -99,7 +99,7 @@ def test_a_batch_that_was_refused_and_committed_all_the_same_ends_the_query(floc
         assert last_batch == 0, "the batch that was refused does not count"
         raise CheckpointMismatch("a gap", todo="Restore both")
 
-    spoiled = next(host for host in flock.hosts if host.instance.spoiled)
+    spoiled = next(host for host in flock.hosts if host.instance.batch.spoiled)
     with pytest.raises(CheckpointMismatch, match=r"committed batch 1, but rows of it were refused.*Restore both"):
         spoiled.opened(BatchRef("q", "run-2", 2), "0", has_gap)
 
@@ -110,7 +110,7 @@ def test_a_batch_that_was_refused_stays_so_for_whoever_gets_the_keys(flock: Floc
     flock.run(FIRST, TEN, [0] * 10)
     with pytest.raises(NotReplayable, match="another key"):
         flock.apply(FIRST, "0", [(0, (2, 0))])  # keys 0 and 2 are on one host
-    (which,) = [at for at, host in enumerate(flock.hosts) if host.instance.spoiled]
+    (which,) = [at for at, host in enumerate(flock.hosts) if host.instance.batch.spoiled]
     if lost:
         flock.lose(which)
     else:
@@ -157,7 +157,7 @@ def _fails(*_: Any) -> None:
 def test_a_crash_before_the_revert_is_written_leaves_it_to_the_next_open(flock: Flock) -> None:
     flock.run(FIRST, TEN, [0] * 10, upto=10)
     host = flock.hosts[0]
-    host.instance.journal = Unwritten()
+    host.instance.durable.journal = Unwritten()
     host.instance.open(AGAIN, "0", 1_000, lambda *_: None)
     assert host.instance.progress.run == "run-2"
     host.restart()

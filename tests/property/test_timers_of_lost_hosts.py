@@ -28,10 +28,10 @@ from godwit.runtime.handover.order import Port
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.instance.instances import Instances
-from godwit.runtime.instance.ownership_columns import MINE
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk, Work
 from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.memory.ownership_columns import MINE
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch

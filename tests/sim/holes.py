@@ -25,8 +25,8 @@ from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Luggage
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.host.migration_service import Moves
-from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.ownership_columns import selects
+from godwit.runtime.memory.memory import Memory
+from godwit.runtime.memory.ownership_columns import selects
 from godwit.runtime.router.router import Router
 
 Change = tuple[Any, str, Any]  # of a class or module: the name, and what stands there instead
@@ -117,7 +117,7 @@ def _forget_all(mover: Mover, units: Units) -> None:
     ownership = mover._shared.instance.ownership
     assert ownership is not None, "only instances with an ownership take part in migrations"
     with mover._shared.lock:
-        mover._shared.instance.drop_keys(scan(mover._shared, selects(units, ownership)), settled=True)
+        mover._shared.instance.keys.drop(scan(mover._shared, selects(units, ownership)), settled=True)
 
 
 @hole("a unit in flight is lost with a crash: the origin forgets it when it has shipped it", "I2 I4 I5", first=0)
@@ -134,14 +134,14 @@ def forget_when_shipped() -> Iterable[Change]:
 
 @hole("the old owner goes on applying rows after the cut", "I1 I2 I3 I4 I6", first=6)
 def still_applies() -> Iterable[Change]:
-    stands = Instance.stands
+    stands = Memory.stands
 
-    def as_before_the_cut(instance: Instance, hashes: Any) -> Any:
-        found = stands(instance, hashes)
+    def as_before_the_cut(memory: Memory, hashes: Any) -> Any:
+        found = stands(memory, hashes)
         found[found == int(Stand.CUT)] = int(Stand.MINE)
         return found
 
-    return [(Instance, "stands", as_before_the_cut)]
+    return [(Memory, "stands", as_before_the_cut)]
 
 
 @hole("ownership does not count its changes, so old word of it is taken for new", "I1 I2 I4 I6", first=1)

@@ -12,7 +12,7 @@ from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Work
+from godwit.runtime.memory.work import Work
 
 Effected = Callable[[str, str, Any], None]  # host, migration, effect
 

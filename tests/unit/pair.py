@@ -35,8 +35,8 @@ from godwit.runtime.host.gate import Gate
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
+from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -290,9 +290,9 @@ class Side:
         assert instance.ownership is not None
         left = {
             "claims": self.shared.staging,
-            "staged": instance.staged,
+            "staged": instance.memory.staged,
             "incoming": instance.ownership.incoming,
-            "held": instance.held,
+            "held": instance.batch.pending_outputs,
             "followers": instance.followers,
         }
         found = [f"{what}: {value}" for what, value in left.items() if value]

@@ -19,7 +19,7 @@ from godwit.errors import StateTooLarge
 from godwit.model.progress import BatchRef
 from godwit.runtime.handover.parcels import chunk_from
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state import ledger as ledger_module
@@ -150,11 +150,11 @@ def test_a_restarted_host_reads_a_batch_beyond_its_limit(batch: Batch, tmp_path:
     for info, body in log:
         match info["kind"]:
             case "mark":
-                restarted.recover_mark(info)
+                restarted.recovery.mark(info)
             case "state":
-                restarted.recover_state(info, pa.ipc.read_record_batch(pa.py_buffer(body), schema))
+                restarted.recovery.state(info, pa.ipc.read_record_batch(pa.py_buffer(body), schema))
             case "ledger":
-                restarted.recover_ledger(info, memoryview(body))
+                restarted.recovery.ledger(info, memoryview(body))
         bounded(restarted)
     assert restarted.ledger.disk_bytes > LIMIT
     assert shown(restarted.apply(REQUEST, "0", chunk(3))) == shown(works[3])

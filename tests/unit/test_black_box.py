@@ -91,7 +91,7 @@ def test_error_names_the_row(tmp_path: Path) -> None:
     host = BenchHost(tmp_path / "host", operator_of())
     crumbs = Crumbs(tmp_path, 1, "")
     crumbs.suspects = [Suspect("everything", "rows", 0, "run 0", 1, 1, sure=True)]
-    host.instance.trail = crumbs.trail("everything")
+    host.instance.code.trail = crumbs.trail("everything")
     host.do(lambda i: i.open(request(0), "0", 1_000, welcome))
     with pytest.raises(RowKillsHost) as refused:
         host.do(lambda i: i.apply(request(0), "0", chunk_of([("a", 1), ("b", 2)])))
@@ -114,11 +114,11 @@ def test_row_of_a_later_run_is_not_taken_for_the_one_that_had_its_place(tmp_path
     crumbs = Crumbs(tmp_path, 1, "")
     for run in ("run", "later"):
         later = BatchRef("query", run, 0)
-        host.instance.trail = Noting()
+        host.instance.code.trail = Noting()
         host.do(lambda i, later=later: i.open(later, "0", 1_000, welcome))
         host.do(lambda i, later=later: i.apply(later, "0", chunk_of([("a", 1), ("b", 2)])))
         crumbs.suspects = [Suspect("everything", "rows", 0, places[0], 3, 3, sure=True)]  # by the first run
-        host.instance.trail = crumbs.trail("everything")
+        host.instance.code.trail = crumbs.trail("everything")
         if run == "run":
             with pytest.raises(RowKillsHost):
                 host.do(lambda i, later=later: i.apply(later, "0", chunk_of([("c", 3), ("d", 4)], 2)))

@@ -18,7 +18,7 @@ import godwit
 from godwit.errors import ProcessorTimeout
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.work import Chunk
+from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -117,7 +117,9 @@ def instance_of(processor: Any, watch: Watch, **spec: Any) -> Instance:
     codec = KeyCodec(key_schema, "UTC")
     instance = Instance("slow", made_spec, KeyedState(made_spec.variables, codec), codec)
     instance.attach(made_spec, adapter)
-    instance.guard = lambda: watch.over(instance.spec.timeout_s, instance.describe, instance.current_call)
+    instance.code.guard = lambda: watch.over(
+        instance.spec.timeout_s, instance.code.describe, instance.code.current_call
+    )
     return instance
 
 

@@ -70,5 +70,5 @@ def test_so_does_a_target_that_has_restarted(committed: bool) -> None:
     state, instance = origin(), Instance("op", spec, KeyedState(VARIABLES, KeyCodec(KEYS)), KeyCodec(KEYS))
     info = {"batch": instance.progress.batch}
     for part in moved(state, instance.state):
-        instance.recover_committed(info, part)
+        instance.recovery.committed(info, part)
     assert shown(instance.state, committed) == shown(state, committed)

@@ -14,7 +14,7 @@ import pytest
 from godwit.errors import Bug, CheckpointCorrupt, CheckpointUnusable, StaleGeneration
 from godwit.runtime.host import compaction as upkeep_module
 from godwit.runtime.host.compaction import Upkeep
-from godwit.runtime.instance.work import Chunk
+from godwit.runtime.memory.work import Chunk
 from godwit.state.frames import FrameReader
 from tests.property.bench_host import BenchHost, chunk_of, operator_of, request, welcome
 

@@ -30,9 +30,9 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     assert not list(recovered.parts())
     shared = SharedInstance(instance_of(Sum()))
     instance = shared.instance
-    instance.own(Ownership.initial("host-1", Routing.spread(["host-0"], 4)))
+    instance.memory.ownership = Ownership.initial("host-1", Routing.spread(["host-0"], 4))
     instance.open(BatchRef("q", "r", 0), "0", 0, welcome, carries=False)
-    instance.journal = log
+    instance.durable.journal = log
     instance.write([instance.define_part(), instance.own_part(), instance.mark_part()])
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     receiver = Receiver(port, shared, "m1", "host-0")
@@ -52,7 +52,7 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     for part in recovered.parts():
         instances.recover(part.info, memoryview(part.body))
     again = instances.named(instance.name)
-    assert again.instance.fired_elsewhere == [UNITS]
+    assert again.instance.batch.fired_elsewhere == [UNITS]
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     restarted = Receiver(port, again, "m1", "host-0", {0: UNITS})
     restarted.tell(messages.StepReleased(0, dict.fromkeys(UNITS, 2)), None)
@@ -65,7 +65,7 @@ def test_copies_are_as_far_as_their_origin_was(tmp_path: Path) -> None:
     log, recovered = Changelog.open(tmp_path)
     assert not list(recovered.parts())
     shared = SharedInstance(instance_of(Sum()))
-    shared.instance.own(Ownership.initial("host-1", Routing.spread(["host-0"], 4)))
+    shared.instance.memory.ownership = Ownership.initial("host-1", Routing.spread(["host-0"], 4))
     for batch in range(3):
         shared.instance.open(BatchRef("q", "r", batch), "0", 0, welcome)
     port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)

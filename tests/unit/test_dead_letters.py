@@ -125,8 +125,8 @@ def test_letters_can_be_cleared(host: BenchHost) -> None:
     host.do(lambda i: i.apply(request(0), "0", chunk_of(ROWS)))
     before = _state(host)
     with host.shared.lock:
-        assert host.instance.clear_letters() == 1
-        assert host.instance.clear_letters() == 0
+        assert host.instance.keys.clear_letters() == 1
+        assert host.instance.keys.clear_letters() == 0
     assert _letters(host) == []
     host.settle()
     again = host.restarted()
@@ -138,7 +138,7 @@ def test_letters_move_with_their_key(host: BenchHost, tmp_path: Path) -> None:
     host.do(lambda i: i.apply(request(0), "0", chunk_of(ROWS)))
     target = BenchHost(tmp_path / "target", _operator())
     for batch in host.instance.state.held([("k3",)], 1_000, 1 << 20):
-        target.instance.take_rows(batch, batch.serialize(), settled=True)
+        target.instance.keys.take(batch, batch.serialize(), settled=True)
     assert _letters(target) == _letters(host)
     target.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from godwit.errors import NotReplayable
-from godwit.runtime.instance.work import Chunk
+from godwit.runtime.memory.work import Chunk
 from tests.unit.test_instance import rows, totals
 from tests.unit.test_replay import FIRST, begun
 
@@ -19,7 +19,7 @@ def test_rows_behind_the_end_of_a_lane_are_refused_before_they_change_anything()
     with pytest.raises(NotReplayable, match=r"had 2 rows before and now has a row 2.*lane=0"):
         instance.apply(FIRST, "0", Chunk(*rows((1, 0, 5), (2, 0, 5), (3, 0, 5))))
     assert instance.state.key_count == 2
-    assert instance.spoiled
+    assert instance.batch.spoiled
 
 
 def test_rows_before_the_end_of_a_lane_are_answered_again() -> None:

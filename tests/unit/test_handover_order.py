@@ -52,13 +52,13 @@ def test_watermarks_of_both_ends_are_merged(pair: Pair, protocol: str) -> None:
     """Each may have heard of lanes of which the other has not; of a lane that both know, the later time counts."""
     pair.b.put(0)  # the same batch
     for side, seen, reported in ((pair.a, {"0": 50, "1": 70}, {"0": 90}), (pair.b, {"0": 60}, {"2": 10})):
-        watermark = side.shared.instance.watermark
+        watermark = side.shared.instance.batch.watermark
         watermark.lanes, watermark.reported = dict(seen), dict(reported)
     assert pair.moved(protocol)["dropped"] == 0
-    merged = pair.b.shared.instance.watermark
+    merged = pair.b.shared.instance.batch.watermark
     assert (merged.lanes, merged.reported) == ({"0": 60, "1": 70}, {"0": 90, "2": 10})
     pair.b.restart()
-    assert pair.b.shared.instance.watermark == merged, "and it is written down"
+    assert pair.b.shared.instance.batch.watermark == merged, "and it is written down"
 
 
 def test_state_leaves_before_released_when_it_was_missing(pair: Pair) -> None:
@@ -199,7 +199,7 @@ def test_what_timers_put_out_goes_with_the_last_keys_though_their_origin_restart
     rung = pa.record_batch([[-5], [1], [7]], schema=with_rows(instance.spec.output_schema))
     none = np.empty(0, np.int64)
     entry = Entry(none, none, rung, firing="host-0/0/1")
-    instance.change(lambda work: instance._prepare_record(work, "0", entry))
+    instance.durable.change(lambda work: instance.durable.prepare_entry(work, "0", entry))
     pair.there = kind_is("step_end")
     pair.migrate("live-unordered")
     pair.wait_connection(1).there.wait_stopped()

@@ -14,7 +14,7 @@ from godwit.model.progress import BatchRef
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Outputs
 from godwit.runtime.processor.spec import OperatorSpec
@@ -115,7 +115,7 @@ def test_a_run_taken_up_within_a_batch_is_durable() -> None:
     restarted = instance_of(Sum())
     for info, _ in parts:
         if info["kind"] == "mark":
-            restarted.recover_mark(info)
+            restarted.recovery.mark(info)
     with pytest.raises(StaleRun, match="older was replaced by run newer"):
         restarted.open(BatchRef("q", "older", 0), "0", 0, welcome)
 
@@ -134,7 +134,7 @@ def test_an_answer_names_only_work_that_is_written() -> None:
             return self.lsn
 
         def flush(self, lsn: int) -> None:
-            shared.instance.lsn = self.append([])  # another lane gets in line and is not written yet
+            shared.instance.durable.lsn = self.append([])  # another lane gets in line and is not written yet
 
     class Writer:
         def write_metadata(self, note: bytes) -> None:
@@ -143,7 +143,7 @@ def test_an_answer_names_only_work_that_is_written() -> None:
     log: Any = Log()
     exchange = Exchange("host-0", "/nowhere", log, lambda: 0, lambda: False, welcome)
     shared, writer = SharedInstance(instance_of(Sum())), Writer()
-    shared.instance.journal = log
+    shared.instance.durable.journal = log
     work = exchange.worked(shared, lambda instance: instance.open(BatchRef("q", "r", 0), "0", 0, welcome))
     exchange.answer(writer, work, "opened")
     assert writer.note["lsn"] == 1

@@ -13,7 +13,7 @@ import godwit
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter, States, Timers
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
@@ -156,7 +156,7 @@ def test_timers_that_no_lane_could_carry_fire_in_the_next_batch() -> None:
     driver.open()
     driver.push((1, 0, NOW_MS + 5))
     assert told(driver.open("empty-0", NOW_MS + 10, carries=False)) == []
-    assert driver.instance.timers_due(NOW_MS + 10)
+    assert driver.instance.timers.due(NOW_MS + 10)
     assert told(driver.open("0", NOW_MS + 20)) == [NOW_MS + 5]
 
 
@@ -165,22 +165,22 @@ def test_timer_of_initial_state_waits_for_the_rows_of_the_first_batch() -> None:
     driver.instance.initialise("initial", *chunk([(1, 0, 7)]), NOW_MS)
     assert told(driver.open()) == []
     driver.push((1, 0, 10**9))
-    assert driver.instance.timers_due(NOW_MS)
+    assert driver.instance.timers.due(NOW_MS)
     assert told(driver.open()) == [7]
 
 
 def test_further_batch_is_wanted_until_time_stands_still_and_nothing_is_due() -> None:
     driver = Driver(Timed(), "eventTime", delay_ms=10)
     driver.open()
-    assert not driver.instance.timers_due(NOW_MS)
+    assert not driver.instance.timers.due(NOW_MS)
     driver.push((1, 50_000, 30), (2, 50_000, 41))
-    assert driver.instance.timers_due(NOW_MS)  # the watermark is to go from 0 to 40
+    assert driver.instance.timers.due(NOW_MS)  # the watermark is to go from 0 to 40
     assert told(driver.open()) == []
     driver.finish()
-    assert driver.instance.timers_due(NOW_MS)  # and then the timer at 30 is to fire
+    assert driver.instance.timers.due(NOW_MS)  # and then the timer at 30 is to fire
     assert told(driver.open()) == [30]
     driver.finish()
-    assert not driver.instance.timers_due(NOW_MS)
+    assert not driver.instance.timers.due(NOW_MS)
 
 
 def test_timer_for_a_time_that_is_over_is_refused_on_a_batch_frame() -> None:
@@ -196,4 +196,4 @@ def test_batch_frame_has_no_late_rows() -> None:
     driver = Driver(Timed(), "eventTime", ephemeral=True)
     driver.open()
     assert told(driver.push((1, -5_000, 10**9))) == [-1]
-    assert driver.instance.times.watermark_ms == -1
+    assert driver.instance.batch.times.watermark_ms == -1

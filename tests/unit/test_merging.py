@@ -323,7 +323,7 @@ def test_later_declaration_counts_from_the_next_batch_on_or_from_one_that_a_late
     mark, _ = next(part for part in work.parts if part[0]["kind"] == "mark")
 
     after = instance(BOTH)  # the application has been changed, and starts again within the batch
-    after.recover_mark(mark)
+    after.recovery.mark(mark)
     assert after.open(BatchRef("q", "run-1", 4), "0", 20, lambda *_: None).begun["merge"] == ()
     assert after.open(BatchRef("q", "run-2", 4), "0", 20, lambda *_: None).begun["merge"] == BOTH
     assert after.open(BatchRef("q", "run-2", 5), "0", 30, lambda *_: None).begun["merge"] == BOTH
@@ -333,7 +333,7 @@ def test_mark_of_before_there_were_merges_can_be_read() -> None:
     mark, _ = instance(()).mark_part()
     del mark["merge"]
     recovered = instance(BOTH)
-    recovered.recover_mark(mark)
-    assert recovered.merge == ()
+    recovered.recovery.mark(mark)
+    assert recovered.batch.merge == ()
     old = {name: value for name, value in recovered.spec.to_dict().items() if name != "merge"}
     assert OperatorSpec.from_dict(old).merge == ()

@@ -21,7 +21,7 @@ from godwit.runtime.handover.connection import Broken, Peer, Queued, Reached
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.order import Order, Port
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk
+from godwit.runtime.memory.work import Chunk
 from godwit.state.changelog import Changelog
 from tests.unit.test_instance import Sum, instance_of, rows, welcome
 
@@ -36,7 +36,7 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
     ownership = Ownership.initial("host-0", Routing.spread(["host-0"], 4))
     ownership.cut(UNITS, "host-1")
     ownership.release("m1/0", UNITS, "host-1")
-    shared.instance.own(ownership)
+    shared.instance.memory.ownership = ownership
     told, tries = threading.Event(), iter([MalformedRequest("not what was expected"), None])
 
     def connect(_: Peer) -> bool:
@@ -69,7 +69,7 @@ def in_a_batch() -> tuple[SharedInstance, Units]:
     """An instance that has applied three rows of the batch in progress, and their keys."""
     shared = SharedInstance(instance_of(Sum()))
     instance, request = shared.instance, BatchRef("q", "r", 0)
-    instance.own(Ownership.initial("host-0", Routing.spread(["host-0"], 4)))
+    instance.memory.ownership = Ownership.initial("host-0", Routing.spread(["host-0"], 4))
     instance.open(request, "0", 0, welcome)
     batch, numbers, keys = rows((1, 0, 5), (5, 0, 6), (2, 0, 7))
     hashes = np.array([instance.key_codec.route_hash((key,)) for key in keys.tolist()], np.int64)

@@ -13,7 +13,7 @@ from godwit.errors import BatchIncomplete, NotReplayable, ProcessorFailed
 from godwit.model.progress import BatchRef, Progress
 from godwit.runtime.handover import parcels
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.work import Chunk
+from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.merging import fold
 from godwit.state.ledger import Entry, Ledger, with_rows
 from godwit.transport.wire import CHECK, HASH, ROW
@@ -43,7 +43,7 @@ def test_a_row_that_comes_again_with_other_values_is_refused_and_nothing_of_its_
     with pytest.raises(NotReplayable, match=r"other values.*operator=sum, batch=1, lane=0, row=1"):
         instance.apply(FIRST, "0", checked((1, 0, 5), (2, 0, 7), (3, 0, 1), checks=[50, 70, 10]))
     assert instance.state.key_count == 2
-    assert instance.spoiled
+    assert instance.batch.spoiled
 
 
 def test_checks_go_into_the_log_and_to_other_hosts_and_rows_without_them_are_not_compared() -> None:

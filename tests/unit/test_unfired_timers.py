@@ -11,8 +11,8 @@ from godwit.errors import CheckpointCorrupt, WorkLost
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Units
-from godwit.runtime.instance.remembered import fired_of
 from godwit.runtime.liveness.wills import check_inherited, write_will
+from godwit.runtime.memory.batch_in_progress import fired_of
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.links import Links
 from godwit.runtime.router.route import Route, Task
@@ -26,7 +26,7 @@ UNFIRED = {"fired": False, "due": None}
 def heir() -> Driver:
     """In the second batch, having fired its own; keys 2 and 3 came with their timers, and are served."""
     driver = Driver(Timed(), "processingTime")
-    driver.instance.own(Ownership.initial("heir", Routing.spread(["heir"], GROUPS)))
+    driver.instance.memory.ownership = Ownership.initial("heir", Routing.spread(["heir"], GROUPS))
     driver.instance.key_codec.route_hash = lambda key: key[0]  # type: ignore[method-assign]
     driver.open()
     driver.push((0, 0, NOW_MS + 1), (2, 0, NOW_MS + 2), (3, 0, NOW_MS + 3))
@@ -34,7 +34,7 @@ def heir() -> Driver:
         assert driver.instance.ownership is not None
         driver.instance.ownership.cut(Units(frozenset({unit})), "lost")
     assert told(driver.open("0", NOW_MS + 10)) == [NOW_MS + 1]
-    driver.instance.inherit_timers(CAME, UNFIRED, same_batch=True, lost=True)
+    driver.instance.timers.inherit(CAME, UNFIRED, same_batch=True, lost=True)
     assert driver.instance.ownership is not None
     driver.instance.ownership.resume(CAME)
     return driver
@@ -53,7 +53,7 @@ def test_a_lane_that_has_fired_before_gets_both_firings() -> None:
     work = (driver := heir()).open_too("0", NOW_MS + 20)
     assert told(work) == [NOW_MS + 1, NOW_MS + 2, NOW_MS + 3]
     assert work.begun["firings"] == [("heir/1/1", 1), ("heir/1/2", 2)]
-    assert not driver.instance.unfired
+    assert not driver.instance.batch.unfired
 
 
 def test_what_nobody_came_for_fires_in_the_next_batch() -> None:
@@ -66,26 +66,26 @@ def test_what_is_still_between_two_owners_stays_unfired() -> None:
     assert driver.instance.ownership is not None
     driver.instance.ownership.cut(Units(frozenset({3})), "other")
     assert told(driver.open_too("1", NOW_MS + 20)) == [NOW_MS + 2]
-    assert driver.instance.unfired == Units(frozenset({3}))
+    assert driver.instance.batch.unfired == Units(frozenset({3}))
 
 
 def test_a_restart_finds_them_and_up_to_when_they_fire() -> None:
     mark, _ = heir().instance.mark_part()
     again = Driver(Timed(), "processingTime").instance
-    again.recover_mark(mark)
-    assert again.unfired == CAME
-    assert again.due is not None
-    assert again.due.processing_ms == NOW_MS + 10
+    again.recovery.mark(mark)
+    assert again.batch.unfired == CAME
+    assert again.batch.due is not None
+    assert again.batch.due.processing_ms == NOW_MS + 10
 
 
 def test_a_mark_of_an_earlier_version_tells_up_to_when_timers_fire_too() -> None:
     mark, _ = heir().instance.mark_part()
     old = {name: value for name, value in mark.items() if name not in ("unfired", "firings", "before", "joined")}
     again = Driver(Timed(), "processingTime").instance
-    again.recover_mark(old | {"due": None})
-    assert again.due is not None
-    assert again.due.processing_ms == NOW_MS + 10
-    assert not again.unfired
+    again.recovery.mark(old | {"due": None})
+    assert again.batch.due is not None
+    assert again.batch.due.processing_ms == NOW_MS + 10
+    assert not again.batch.unfired
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_what_has_fired_is_known_unit_by_unit(mark: dict[str, Any], fired: Units
 def test_heirs_of_an_heir_that_has_not_fired_get_what_it_came_with() -> None:
     mark, _ = heir().instance.mark_part()
     second = heir().instance
-    second.unfired = Units()
-    second.inherit_timers(HERE | CAME, mark, same_batch=True, lost=True)
-    assert second.unfired == CAME
+    second.batch.unfired = Units()
+    second.timers.inherit(HERE | CAME, mark, same_batch=True, lost=True)
+    assert second.batch.unfired == CAME
     unfired = Driver(Timed(), "processingTime").instance
-    unfired.fired = False
-    unfired.inherit_timers(HERE | CAME, mark, same_batch=True, lost=True)
-    assert unfired.fired_elsewhere == [HERE]
+    unfired.batch.fired = False
+    unfired.timers.inherit(HERE | CAME, mark, same_batch=True, lost=True)
+    assert unfired.batch.fired_elsewhere == [HERE]
 
 
 # -- what a lost host had answered -----------------------------------------------------------------------------------

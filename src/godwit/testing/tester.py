@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.merging import Merge, by_key, check_event_time, fold
 from godwit.runtime.processor.native import NativeAdapter, Processor
 from godwit.runtime.processor.spec import OperatorSpec
@@ -170,7 +170,7 @@ class Tester:
     def settle(self) -> list[dict[str, Any]]:
         """Empty batches until nothing is due any more, as Spark's batches without data do."""
         outputs = self.process()
-        while self._instance.timers_due(self.now_ms):
+        while self._instance.timers.due(self.now_ms):
             outputs += self.process()
         return outputs
 

@@ -1,7 +1,7 @@
 """What one migration has brought to its target: copies among the instance's own keys, written down like any other state.
 
 Decides how each thing that an origin tells (or the log that one has left behind) goes into state, ledger and changelog.
-`Instance.staged` says which units may have copies here, so that a restart can remove those that never became its own. Knows
+`Memory.staged` says which units may have copies here, so that a restart can remove those that never became its own. Knows
 nothing of connections, nor of when a step is prepared, served or dropped: it is told.
 """
 
@@ -21,9 +21,9 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.order import Port
-from godwit.runtime.instance.ownership_columns import AWAY, selects
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Part, Work
+from godwit.runtime.memory.ownership_columns import AWAY, selects
+from godwit.runtime.memory.work import Part, Work
 from godwit.runtime.processor.rows import Times
 from godwit.state.backup import state_at
 from godwit.state.changes import COLUMN_VAR, changes_schema
@@ -62,14 +62,14 @@ class Copies:
         instance = self._shared.instance
         again, self._units[step] = step in self._units, units
         with self._shared.changed:
-            instance.held.pop(self._name(step), None)
+            instance.batch.pending_outputs.pop(self._name(step), None)
             if self.claim(units) != units:
                 raise InvariantBroken(f"{self._name(step)} brings what {self._port.host} owns")
             back = self._ownership.rejoin(units, self.apart.get(step, ()))
             if not again and any((out.units & units) for out in self._ownership.outgoing.values()):
                 self._drop_keys(scan(self._shared, selects(units, self._ownership)))
-            if back or units - instance.staged:
-                instance.staged |= units
+            if back or units - instance.memory.staged:
+                instance.memory.staged |= units
                 self._log([instance.own_part()])
 
     def claim(self, units: Units) -> Units:
@@ -120,7 +120,9 @@ class Copies:
             if not len(entry.rows):
                 name = self._name(message.step)
                 info = message.entry | {"batch": instance.progress.batch, "held": name}
-                self._change((info, body), lambda: instance.held.setdefault(name, []).append((lane, entry)))
+                self._change(
+                    (info, body), lambda: instance.batch.pending_outputs.setdefault(name, []).append((lane, entry))
+                )
                 return
             instance.ledger.make_room()
             taken = instance.ledger.missing(lane, entry)
@@ -142,7 +144,7 @@ class Copies:
         keys = instance.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
         self._note(message.step, keys)
         with self._shared.lock:
-            instance.take_rows(batch, body, settled=True)
+            instance.keys.take(batch, body, settled=True)
 
     def backup(self, message: messages.StepBackup) -> None:
         """The step's state out of the origin's changelog, as it was at the cut: the origin has no work with it."""
@@ -166,7 +168,7 @@ class Copies:
         with self._shared.changed:
             self._keep_up(progress)
             settled = progress.batch < instance.progress.batch or message.settled
-            instance.take_rows(batch, body, settled=settled)
+            instance.keys.take(batch, body, settled=settled)
 
     def replay(self, message: messages.StepRows, body: Any) -> None:
         """Rows that the origin has applied: the same again here, silently."""
@@ -200,7 +202,7 @@ class Copies:
         Does not wait for hand-overs to be decided, as the first row of a batch does: that they are may come later on this very
         connection. Timers are not fired by it, so none is missed.
         """
-        self._shared.instance.keep_up(progress, self._port.clock_ms())
+        self._shared.instance.batches.catch_up(progress, self._port.clock_ms())
 
     def rest(self, message: messages.StepEnd) -> bool:
         """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
@@ -222,7 +224,7 @@ class Copies:
                 return True
             if same and "unfired" in mark and Units.from_dict(mark["unfired"]):
                 return False  # the origin has them from a lost host, and fires them when the next router comes
-            return not instance.fired or (mark["fired"] and same)
+            return not instance.batch.fired or (mark["fired"] and same)
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
@@ -239,16 +241,16 @@ class Copies:
             same_batch = progress.batch == instance.progress.batch
             anew = same_batch and not instance.progress.same_attempt(progress)  # here, and not there yet
             if anew:
-                instance.revert_units(units)
+                instance.batches.revert_units(units)
                 mark = mark | {"fired": False, "fired_elsewhere": [], "watermark": mark["watermark"] | {"reported": {}}}
             elif same_batch:  # whoever knew that the batch must not be committed may be gone by its end
-                instance.spoiled = instance.spoiled or mark.get("spoiled", "")
-            instance.merge_watermark(mark["watermark"], same_batch)
-            instance.inherit_timers(units, mark, same_batch, rest.lost)
+                instance.batch.spoiled = instance.batch.spoiled or mark.get("spoiled", "")
+            instance.batches.merge_watermark(mark["watermark"], same_batch)
+            instance.timers.inherit(units, mark, same_batch, rest.lost)
             apart = {key: (owner, epoch) for key, owner, epoch in rest.apart}
             incoming = Incoming(units, self._origin, rest.epochs, apart)
             self._ownership.prepare(self._name(step), incoming)
-            instance.staged |= units
+            instance.memory.staged |= units
             self._log([instance.mark_part(), instance.own_part()])
             lsn = self._shared.lsn
             self._shared.changed.notify_all()
@@ -262,7 +264,7 @@ class Copies:
                 self._ownership.serve(self._name(step))
                 self._unstage(units)
                 parts: list[Part] = [instance.own_part()]
-                for lane, entry in instance.held.pop(self._name(step), ()):
+                for lane, entry in instance.batch.pending_outputs.pop(self._name(step), ()):
                     instance.ledger.record(lane, entry)
                     parts.append(entry.part(instance.name, instance.progress.batch, lane))
                 self._log(parts)
@@ -293,11 +295,17 @@ class Copies:
                 return select(hashes) & (instance.stands(hashes) == AWAY)
 
             known = self._keys.pop(step, None) if step >= 0 else {}
-            keys = list(known) if known is not None else scan(self._shared, not_mine) if units & instance.staged else []
+            keys = (
+                list(known)
+                if known is not None
+                else scan(self._shared, not_mine)
+                if units & instance.memory.staged
+                else []
+            )
             self._drop_keys([key for key in keys if not_mine(np.array([instance.key_codec.route_hash(key)]))[0]])
             instance.ledger.drop(not_mine)
             self._unstage(units)
-            instance.held.pop(self._name(step), None)
+            instance.batch.pending_outputs.pop(self._name(step), None)
             self._log([*self._left_unfired(units), instance.own_part()])
             self._shared.changed.notify_all()
             self._close(step)
@@ -305,13 +313,13 @@ class Copies:
     def _left_unfired(self, units: Units) -> list[Part]:
         """Units that stay with their owner take their timers with them."""
         instance = self._shared.instance
-        if not instance.unfired & units:
+        if not instance.batch.unfired & units:
             return []
-        instance.unfired -= units
+        instance.batch.unfired -= units
         return [instance.mark_part()]
 
     def _unstage(self, units: Units) -> None:
-        self._shared.instance.staged -= units
+        self._shared.instance.memory.staged -= units
         left = self._shared.staging.pop(self._id, Units()) - units
         if left:
             self._shared.staging[self._id] = left
@@ -334,7 +342,7 @@ class Copies:
         other._drop_keys(unwanted)
         other._unstage(staged)
         staging[self._id] = units
-        self._shared.instance.staged |= units
+        self._shared.instance.memory.staged |= units
         self._log([self._shared.instance.own_part()])
         return True
 
@@ -374,11 +382,11 @@ class Copies:
             work.parts.append(part)
             return change
 
-        self._shared.instance.change(prepare)
+        self._shared.instance.durable.change(prepare)
 
     def _drop_keys(self, keys: list[Key]) -> None:
         if keys:
-            self._shared.instance.drop_keys(keys, settled=True)
+            self._shared.instance.keys.drop(keys, settled=True)
 
 
 def scan(shared: SharedInstance, select: Callable[[Any], Any]) -> list[Key]:

@@ -14,7 +14,7 @@ from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.connection import Line, Queued
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.rows import Times
 from godwit.state.changes import Changes
 from godwit.state.keys import Key

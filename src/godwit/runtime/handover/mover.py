@@ -67,10 +67,10 @@ from godwit.runtime.handover.forwarding import Following, Select
 from godwit.runtime.handover.order import Order, Port
 from godwit.runtime.handover.shipment import Luggage
 from godwit.runtime.handover.switch_interval import prompt
-from godwit.runtime.instance.ownership_columns import AWAY, selects
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import last_owned
+from godwit.runtime.memory.ownership_columns import AWAY, selects
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
 
@@ -527,11 +527,11 @@ class Mover:
             hashes = np.array([instance.key_codec.route_hash(key) for key in part], np.int64)
             with self._shared.lock:
                 gone = instance.stands(hashes) == AWAY
-                if instance.staged:
-                    gone &= ~selects(instance.staged, ownership)(hashes)
-                instance.drop_keys([part[i] for i in np.flatnonzero(gone).tolist()], settled=True)
+                if instance.memory.staged:
+                    gone &= ~selects(instance.memory.staged, ownership)(hashes)
+                instance.keys.drop([part[i] for i in np.flatnonzero(gone).tolist()], settled=True)
         with self._shared.changed:
-            coming = selects(instance.staged, ownership)  # back, and with a ledger of its own
+            coming = selects(instance.memory.staged, ownership)  # back, and with a ledger of its own
             instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))
             ownership.confirm(f"{self.order.id}/{step}")
             instance.write([instance.own_part()])

@@ -19,7 +19,7 @@ from godwit.runtime.handover.parcels import chunk_from
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.router.routing_table import read_routing
 from godwit.state.changelog import Changelog
 from godwit.state.ledger import ROW, in_row_order, joined
@@ -93,9 +93,9 @@ class Exchange:
         timers = instance.spec.time_mode != "none"
 
         def ready() -> bool:
-            fires = carries and (instance.fires or instance.answers_later)
+            fires = carries and (instance.batch.has_unfired_timers or instance.timers.awaits_outputs)
             same = instance.progress.judge(request) is Verdict.SAME and not fires
-            between = timers and (instance.between_owners or shared.inheriting)
+            between = timers and (instance.memory.between_owners or shared.inheriting)
             return same or not (between or shared.held) or self._stopping()
 
         with shared.changed:
@@ -103,9 +103,9 @@ class Exchange:
                 began_s = ports.now_s()
                 shared.changed.wait_for(ready)
                 shared.stalled((ports.now_s() - began_s) * 1000, 1)  # how many rows wait behind it is not known here
-            before = (instance.progress.batch, instance.progress.attempt, instance.fires)
+            before = (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers)
             work = self._do(shared, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
-            if (instance.progress.batch, instance.progress.attempt, instance.fires) != before:
+            if (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers) != before:
                 for tell in shared.told:
                     tell(BatchBegan())
         self._log.flush(work.lsn)

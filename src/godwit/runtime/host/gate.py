@@ -20,9 +20,9 @@ from godwit.migration.events import Waiting
 from godwit.model.ownership import ROWS_WAIT, Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Unit
-from godwit.runtime.instance.ownership_columns import MINE, SENT_ON, Mask, units_of
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Chunk, Work
+from godwit.runtime.memory.ownership_columns import MINE, SENT_ON, Mask, units_of
+from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.rows import Index
 
 Apply = Callable[[Chunk], Work]
@@ -53,8 +53,8 @@ class Gate:
         self._refusals.dealt_with(seen)
         passed = Passed()
         instance = self._shared.instance
-        shares = instance.shares
-        if instance.ownership is None or shares is None or (shares.whole and not self._refusals):
+        columns = instance.memory.columns
+        if instance.ownership is None or columns is None or (columns.whole and not self._refusals):
             passed.works.append(apply(chunk))
             return passed
         refused: list[Chunk] = []

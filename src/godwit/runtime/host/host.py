@@ -322,7 +322,7 @@ class Host:
             with shared.lock:
                 if shared.instance.progress.query is None:
                     joins = {"fired": True, "unfired": Units().to_dict(), "joined": True, "spoiled": ""}
-                    shared.instance.recover_mark(mark | joins)
+                    shared.instance.recovery.mark(mark | joins)
                     shared.instance.write([shared.instance.mark_part()])
             self.log.flush(shared.lsn)
         return {}
@@ -378,7 +378,7 @@ class Host:
             return {"due": False}
         with shared.lock:
             now_ms = self._clock_ms()
-            return {"due": shared.instance.timers_due(min(now_ms, request.get("until_ms") or now_ms))}
+            return {"due": shared.instance.timers.due(min(now_ms, request.get("until_ms") or now_ms))}
 
     def _action_drop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._instances.drop(wire.field(request, "operator", str))
@@ -389,7 +389,7 @@ class Host:
         if shared is None:
             return {"cleared": 0}
         with shared.lock:
-            cleared = shared.instance.clear_letters()
+            cleared = shared.instance.keys.clear_letters()
         self.log.sync(shared.lsn)
         return {"cleared": cleared}
 

@@ -21,8 +21,8 @@ from godwit.runtime.handover.copies import scan
 from godwit.runtime.handover.mover import Mover, union
 from godwit.runtime.handover.order import Order, Port
 from godwit.runtime.handover.receiver import Receiver
-from godwit.runtime.instance.ownership_columns import AWAY, selects
 from godwit.runtime.instance.shared_instance import SharedInstance
+from godwit.runtime.memory.ownership_columns import AWAY, selects
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.takeover.heir import Heir
 from godwit.state.keys import Key
@@ -69,7 +69,7 @@ class Moves:
         for incoming in ownership.incoming.values():
             waiting |= incoming.units
         with shared.lock:
-            leftover = instance.staged - waiting
+            leftover = instance.memory.staged - waiting
             if leftover:
                 self._drop_copies(shared, leftover)
             mine = selects(ownership.mine() | waiting, ownership)
@@ -94,8 +94,8 @@ class Moves:
         assert instance.ownership is not None
         select = selects(units, instance.ownership)
         keys = scan(shared, lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY))
-        instance.staged -= units
-        instance.drop_keys(keys, True, instance.own_part())
+        instance.memory.staged -= units
+        instance.keys.drop(keys, True, instance.own_part())
 
     def stop(self) -> None:
         for mover in list(self._movers.values()):
@@ -109,7 +109,7 @@ class Moves:
         instance = shared.instance
         if instance.ownership is None:
             raise DefinitionError("this operator's keys are not moved", operator=order.operator)
-        if PROTOCOLS[order.protocol].deterministic and instance.adapter is None:
+        if PROTOCOLS[order.protocol].deterministic and instance.code.adapter is None:
             raise DefinitionError(
                 f"protocol {order.protocol!r} replays rows, and the operator has no code on this host yet",
                 todo="Define the operator first, or use protocol='pause'",

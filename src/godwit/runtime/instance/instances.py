@@ -21,7 +21,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.instance.work import Part, Unwritten
+from godwit.runtime.memory.work import Part, Unwritten
 from godwit.runtime.processor.black_box import Crumbs
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -72,21 +72,21 @@ class Instances:
                 if shared is None:
                     self._named[name] = SharedInstance(self._fresh(name, spec))
                 else:
-                    shared.instance.redefine(spec)
+                    shared.instance.memory.redefine(spec)
             case "mark":
-                self._named[name].instance.recover_mark(info)
+                self._named[name].instance.recovery.mark(info)
             case "state":
                 instance = self._named[name].instance
                 schema = changes_schema(instance.key_codec)
-                instance.recover_state(info, pa.ipc.read_record_batch(pa.py_buffer(body), schema))
+                instance.recovery.state(info, pa.ipc.read_record_batch(pa.py_buffer(body), schema))
             case "ledger":
-                self._named[name].instance.recover_ledger(info, body)
+                self._named[name].instance.recovery.ledger(info, body)
             case "own":
-                self._named[name].instance.recover_own(self._host, info)
+                self._named[name].instance.recovery.own(self._host, info)
             case "committed":
                 instance = self._named[name].instance
                 rows = pa.ipc.read_record_batch(pa.py_buffer(body), changes_schema(instance.key_codec))
-                instance.recover_committed(info, rows)
+                instance.recovery.committed(info, rows)
             case "drop":
                 self._named.pop(name).instance.state.close()
             case other:
@@ -96,17 +96,18 @@ class Instances:
         """An instance that has never written down what it owns owns what the operator's first table says."""
         instance = shared.instance
         if self._routing is not None and not instance.spec.ephemeral and instance.ownership is None:
-            instance.own(Ownership.initial(self._host, first or self._routing))
+            instance.memory.ownership = Ownership.initial(self._host, first or self._routing)
 
     def _fresh(self, name: str, spec: OperatorSpec) -> Instance:
         key_codec = KeyCodec(spec.key_schema, spec.tz)
         limit = self._memory_max_bytes
         scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
         instance = Instance(name, spec, KeyedState(spec.variables, key_codec, scratch, limit), key_codec)
-        instance.journal = self._log
+        instance.durable.journal = self._log
         if self._crumbs is not None:
-            instance.trail = self._crumbs.trail(name)
-        instance.guard = lambda: self._watch.over(instance.spec.timeout_s, instance.describe, instance.current_call)
+            instance.code.trail = self._crumbs.trail(name)
+        code = instance.code
+        code.guard = lambda: self._watch.over(instance.spec.timeout_s, code.describe, code.current_call)
         return instance
 
     def define_all(self, answer: dict[str, Any]) -> None:
@@ -148,7 +149,9 @@ class Instances:
         name = wire.field(header, "operator", str)
         scope = header.get("scope")
         shared = self._named.get(name if scope is None else f"{name}@{scope}")
-        codeless = shared is None or shared.instance.adapter is None  # a host that was started again has the state only
+        codeless = (
+            shared is None or shared.instance.code.adapter is None
+        )  # a host that was started again has the state only
         if codeless and scope is not None and name in self._operators:
             shared = self._scoped(self._operators[name], scope)
         if shared is None:
@@ -177,17 +180,17 @@ class Instances:
                 if old.rpartition("@")[2] not in active:
                     self._drop(old)
             instance = self._fresh(name, operator.spec)
-            instance.journal = Unwritten()  # nobody knows the instance until all of its beginning is in line
+            instance.durable.journal = Unwritten()  # nobody knows the instance until all of its beginning is in line
             instance.attach(operator.spec, self._adapter(operator))
             parts = [instance.define_part(), *self._initial_parts(operator, instance)]
-            instance.journal = self._log
+            instance.durable.journal = self._log
             instance.write(parts)
             self._named[name] = shared = SharedInstance(instance)
             return shared
 
     def _with_code(self, shared: SharedInstance, operator: Operator) -> SharedInstance:
         with shared.lock:
-            if shared.instance.adapter is None:
+            if shared.instance.code.adapter is None:
                 shared.instance.attach(operator.spec, self._adapter(operator))
         return shared
 
@@ -204,7 +207,7 @@ class Instances:
         with shared.lock:
             shared.instance.close()
             shared.instance.state.close()
-            shared.instance.trail.close()
+            shared.instance.code.trail.close()
             self._log.append([({"kind": "drop", "op": name}, b"")])
 
     def settled(self) -> dict[str, int]:

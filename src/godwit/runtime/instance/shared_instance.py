@@ -11,8 +11,8 @@ from typing import Any
 from godwit import ports
 from godwit.migration.events import Event
 from godwit.model.units import Units
-from godwit.runtime.instance.gauges import Gauges
 from godwit.runtime.instance.instance import Instance
+from godwit.runtime.memory.gauges import Gauges
 from godwit.state.keys import Key, KeyCodec
 
 STALLS_MAX = 100_000
@@ -56,7 +56,7 @@ class SharedInstance:
 
     def __post_init__(self) -> None:
         self.changed = ports.condition(self.lock)
-        self.instance.hot = self.gauges.hot if self.gauges.on else None
+        self.instance.memory.hot = self.gauges.hot if self.gauges.on else None
 
     def status(self) -> dict[str, Any]:
         """What the instance says of itself, and what it has been doing lately."""

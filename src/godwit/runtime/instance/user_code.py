@@ -1,198 +1,108 @@
-"""Runs user code on rows or timers: on all at once, or on ever fewer where that tells which of them the processor cannot take.
+"""The processor of one instance: attached, called on the stage of the state, closed.
 
-Decides what is tried, what is set aside as a dead letter, and what is not tried any more because it has ended the process
-before. Works on the stage only: whether and when that counts is decided elsewhere.
+Decides how outputs of user code look and what an error says about the row that user code was at. Whether a change of the stage
+counts is decided elsewhere.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import BadInput, DefinitionError, GodwitError, RowKillsHost
-from godwit.runtime.instance.work import Chunk
-from godwit.runtime.processor.black_box import Trail
-from godwit.runtime.processor.dead_letters import row_letter, timer_letter
-from godwit.runtime.processor.grouping import group_by_key
-from godwit.runtime.processor.rows import Rows, Times
+from godwit.errors import DefinitionError, GodwitError, ProcessorFailed
+from godwit.runtime.memory.memory import Memory
+from godwit.runtime.processor.black_box import NoTrail, Trail
+from godwit.runtime.processor.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.state.keys import Key, KeyCodec
-from godwit.state.tables import KeyedState
+from godwit.state.keys import Key
+from godwit.state.ledger import TIMER_ROW, with_rows
 
-Due = list[tuple[int, Key]]
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """What runs user code and gives tagged outputs; and how many rows it has found too late so far."""
-
-    process: Callable[[Rows, Times], pa.RecordBatch]
-    expire: Callable[[Due, Times], pa.RecordBatch]
-    late_rows: Callable[[], int]
+Result = TypeVar("Result")
+DueTimers = list[tuple[int, Key]]
 
 
-@dataclass(slots=True)
-class Sifting:
-    """One chunk of a lane, or the timers of one batch."""
+class UserCode:
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.adapter: Adapter | None = None
+        self.trail: Trail = NoTrail()
+        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
 
-    spec: OperatorSpec
-    state: KeyedState
-    key_codec: KeyCodec
-    trail: Trail
-    batch: int
-    run: str
-    lane: str
-    times: Times
-    calls: Calls
-    outputs: list[pa.RecordBatch] = field(default_factory=list)
-    late_rows: int = 0  # of those that were processed
+    def attach(self, spec: OperatorSpec, adapter: Adapter) -> None:
+        """Give the instance its code."""
+        self._memory.redefine(spec)
+        adapter.open(self._memory.state)
+        self.adapter = adapter
+
+    def process(self, rows: Rows, times: Times) -> pa.RecordBatch:
+        return self._call(lambda adapter: _tagged(adapter.process(rows, times)))
+
+    def expire(self, timers: DueTimers, times: Times) -> pa.RecordBatch:
+        rows = TIMER_ROW + np.array([expiry_ms for expiry_ms, _ in timers], np.int64)
+        return self._call(lambda adapter: _tagged(adapter.expire(timers, times), rows))
+
+    def initialise(self, rows: Rows, times: Times) -> None:
+        self._call(lambda adapter: adapter.initialise(rows, times))
 
     @property
-    def _at(self) -> str:
-        """Where rows have their numbers: a later run may cut the batch otherwise, so that they are those of other rows."""
-        return f"{self.run} {self.lane}"
+    def late_rows(self) -> int:
+        """How many rows the processor has found too late so far: a window decides that by itself."""
+        return getattr(self.adapter, "late_rows", 0)
 
-    # -- rows --------------------------------------------------------------------------------------------------------
-
-    def rows(self, chunk: Chunk, grouped: Rows) -> None:
-        """The stage is empty but for what is staged here."""
-        first, last = int(chunk.rows[0]), int(chunk.rows[-1])
-        if self.trail.suspected("rows", self.batch, self._at, first, last):
-            for at in range(len(chunk)):
-                self._one_row(_slice(chunk, at, at + 1))
-            return
+    def _call(self, call: Callable[[Adapter], Result]) -> Result:
+        spec, batch = self._memory.spec, self._memory.progress.batch
+        if self.adapter is None:
+            raise DefinitionError(
+                "the operator has not been defined since this flock was opened",
+                todo="Call flock.transformWithState (or process) for it before the query starts",
+                operator=spec.name,
+            )
         try:
-            self._try_rows(chunk, grouped)
+            with self.guard():
+                return call(self.adapter)
         except GodwitError as error:
-            if not self._may_set_aside(error):
-                raise
-            self.state.rollback()
-            self._divide(chunk, grouped, error)
+            raise error.at(operator=spec.name, batch=batch) from error.__cause__
+        except (Exception, SystemExit) as error:
+            raise ProcessorFailed(
+                f"the processor threw {type(error).__name__}: {error}",
+                todo="The batch fails and state is as before; fix the processor or the row and start the query again",
+                **self.describe(),
+                trace="".join(traceback.format_exception(error)[-6:]),
+            ) from error
 
-    def _divide(self, chunk: Chunk, grouped: Rows, error: GodwitError) -> None:
-        """Find the rows that fail: those of the key that is named, else in the one half or the other. Keys keep their order."""
-        if len(chunk) == 1:
-            self._set_row_aside(chunk, error)
-            return
-        blamed = self._blamed(grouped, error)
-        if blamed is not None:
-            parts = [chunk.filter(~blamed), chunk.filter(blamed)]
-        else:
-            middle = len(chunk) // 2
-            parts = [_slice(chunk, 0, middle), _slice(chunk, middle, len(chunk))]
-        for part in parts:
-            self._sift(part)
+    def describe(self) -> dict[str, Any]:
+        """Where user code is, for errors about it."""
+        key = None if self.adapter is None else self.adapter.current_key
+        return {
+            "operator": self._memory.spec.name,
+            "key": None if key is None else self._memory.key_codec.public(key),
+            "batch": self._memory.progress.batch,
+        }
 
-    def _sift(self, chunk: Chunk) -> None:
-        grouped = group_by_key(chunk.batch, chunk.rows, self.key_codec)
-        restore = self.state.savepoint(grouped.keys)
-        try:
-            self._try_rows(chunk, grouped)
-        except GodwitError as error:
-            if not self._may_set_aside(error):
-                raise
-            restore()
-            self._divide(chunk, grouped, error)
+    def current_call(self) -> int:
+        """Another number for each call of user code within a request."""
+        return 0 if self.adapter is None else self.adapter.current_call
 
-    def _one_row(self, row: Chunk) -> None:
-        """A row of those during which the process has ended before."""
-        number = int(row.rows[0])
-        grouped = group_by_key(row.batch, row.rows, self.key_codec)
-        restore = self.state.savepoint(grouped.keys)
-        try:
-            if self.trail.kills("rows", self.batch, self._at, number, number):
-                raise self._deadly("row", grouped.keys[0], row=number)
-            self._try_rows(row, grouped, one=True)
-        except GodwitError as error:
-            if not self._may_set_aside(error):
-                raise
-            restore()
-            self._set_row_aside(row, error)
-
-    def _try_rows(self, chunk: Chunk, grouped: Rows, one: bool = False) -> None:
-        late_before = self.calls.late_rows()
-        self.trail.begin("rows", self.batch, self._at, int(chunk.rows[0]), int(chunk.rows[-1]), one)
-        try:
-            self.outputs.append(self.calls.process(grouped, self.times))
-        finally:
-            self.trail.end()
-        self.late_rows += self.calls.late_rows() - late_before
-
-    def _blamed(self, grouped: Rows, error: GodwitError) -> np.typing.NDArray[np.bool_] | None:
-        """The rows of the key that the error names; None if it names none, or there is no other."""
-        named = error.fields.get("key")
-        if named is None or len(grouped.keys) < 2:
-            return None
-        for position, key in enumerate(grouped.keys):
-            if self.key_codec.public(key) == named:
-                blamed: np.typing.NDArray[np.bool_] = grouped.codes == position
-                return blamed
-        return None
-
-    def _set_row_aside(self, row: Chunk, error: GodwitError) -> None:
-        (key,) = group_by_key(row.batch, row.rows, self.key_codec).keys
-        letter = row_letter(row.batch, self.batch, self.lane, int(row.rows[0]), error, self.times.processing_ms)
-        self.state.letter_add(key, letter.pack())
-
-    # -- timers ------------------------------------------------------------------------------------------------------
-
-    def timers(self, timers: Due) -> None:
-        if not self.trail.suspected("timers", self.batch, self.lane, 0, 0):
-            restore = self.state.savepoint([key for _, key in timers])
-            try:
-                self._try_timers(timers)
-                return
-            except GodwitError as error:
-                if not self._may_set_aside(error):
-                    raise
-                restore()
-        for timer in timers:
-            self._one_timer(timer)
-
-    def _one_timer(self, timer: tuple[int, Key]) -> None:
-        expiry_ms, key = timer
-        restore = self.state.savepoint([key])
-        route_hash = self.key_codec.route_hash(key)
-        try:
-            if self.trail.kills("timers", self.batch, self.lane, expiry_ms, route_hash):
-                raise self._deadly("timer", key, timer_ms=expiry_ms)
-            self._try_timers([timer], one=self.trail.suspected("timers", self.batch, self.lane, 0, 0))
-        except GodwitError as error:
-            if not self._may_set_aside(error):
-                raise
-            restore()
-            self.state.timer_remove(key, expiry_ms)
-            letter = timer_letter(expiry_ms, self.batch, self.lane, error, self.times.processing_ms)
-            self.state.letter_add(key, letter.pack())
-
-    def _try_timers(self, timers: Due, one: bool = False) -> None:
-        expiry_ms, key = timers[0]
-        self.trail.begin("timers", self.batch, self.lane, expiry_ms, self.key_codec.route_hash(key), one)
-        try:
-            self.outputs.append(self.calls.expire(timers, self.times))
-        finally:
-            self.trail.end()
-
-    # -- both --------------------------------------------------------------------------------------------------------
-
-    def _may_set_aside(self, error: GodwitError) -> bool:
-        """Only what the processor or its input did wrong, and only where that is wanted."""
-        return self.spec.dead_letters and isinstance(error, BadInput) and not isinstance(error, DefinitionError)
-
-    def _deadly(self, what: str, key: Key, **where: int) -> RowKillsHost:
-        return RowKillsHost(
-            f"the host's process ended twice while the processor worked on this {what}, so it is not tried again",
-            todo="Mend the processor or its input and open the flock again, or pass dead_letters=True to set it aside",
-            operator=self.spec.name,
-            key=self.key_codec.public(key),
-            lane=self.lane,
-            batch=self.batch,
-            **where,
-        )
+    def close(self) -> None:
+        if self.adapter is not None:
+            self.adapter.close()
+            self.adapter = None
 
 
-def _slice(chunk: Chunk, start: int, end: int) -> Chunk:
-    return Chunk(chunk.batch.slice(start, end - start), chunk.rows[start:end], chunk.hashes[start:end])
+def _tagged(outputs: Outputs, rows: Index | None = None) -> pa.RecordBatch:
+    """Outputs with the row column in front, in row order. `rows`: the rows that the indices mean, if not themselves."""
+    batch, row = outputs.batch, outputs.row_index if rows is None else rows[outputs.row_index]
+    if len(row) > 1 and (np.diff(row) < 0).any():
+        order = np.argsort(row, kind="stable")
+        batch, row = batch.take(order), row[order]
+    return pa.RecordBatch.from_arrays([pa.array(row, pa.int64()), *batch.columns], schema=with_rows(batch.schema))
+
+
+def no_tagged_outputs(schema: pa.Schema) -> pa.RecordBatch:
+    wide = with_rows(schema)
+    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in wide], schema=wide)

@@ -25,10 +25,10 @@ from godwit.runtime.handover import parcels
 from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.ownership_columns import selects
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import batch_lost, migration_name
+from godwit.runtime.memory.ownership_columns import selects
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
@@ -88,9 +88,9 @@ class Legacy:
         info, instance = part.info, self.instance
         match info["kind"]:
             case "mark":
-                instance.recover_mark(info)
+                instance.recovery.mark(info)
             case "ledger":
-                instance.recover_ledger(info, memoryview(part.body))
+                instance.recovery.ledger(info, memoryview(part.body))
             case "state" | "committed" if info["batch"] >= self.since:
                 batch = -1 if "slice" in info or info.get("settled") else info["batch"]
                 rows = pa.ipc.read_record_batch(pa.py_buffer(part.body), self._schema)
@@ -197,7 +197,7 @@ class Heir:
 
     def _check_committed(self, operator: str, legacy: Legacy) -> None:
         """A batch that has come and gone here has done so there, too, unless the end of the log is lost."""
-        before = self._instances[operator].instance.before
+        before = self._instances[operator].instance.batch.before
         if before is not None and not legacy.joined and legacy.progress.batch < before:
             raise batch_lost(self.lost, operator, legacy.progress.batch, before)
 

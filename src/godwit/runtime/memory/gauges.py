@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from godwit.runtime.instance.sketch import Heavy, HotKeys
+from godwit.runtime.memory.sketch import Heavy, HotKeys
 from godwit.state.keys import Key
 
 SHORT_S: Final = 5

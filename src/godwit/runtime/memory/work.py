@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,9 +17,7 @@ from godwit.state.changes import Changes
 from godwit.state.keys import Key
 from godwit.state.ledger import Checks
 
-Part = tuple[dict[str, Any], Any]  # what the changelog keeps: a description and a body of bytes
-# Asks whether a run not seen before is the newest: request, last batch, fresh.
-Admit = Callable[[BatchRef, int, bool], None]
+Part = tuple[dict[str, Any], Any]  # of a frame of the changelog: a description and a body of bytes
 SAMPLE_MAX = 2048
 
 
@@ -53,24 +51,24 @@ class Unwritten:
 
 
 class Follower(Protocol):
-    """Somebody who is told what was applied, after it was applied and before anything else is."""
+    """Hears of every change of an instance, after the change and before the next one: a hand-over that copies keys."""
 
     def applied(
         self, request: BatchRef, lane: str, chunk: Chunk, times: Times, keys: Sequence[Key], work: Work
     ) -> None: ...
 
     def changed(self, batch: int, changes: Changes) -> None:
-        """State changed otherwise than by rows: timers fired, or something outlived its time."""
+        """State changed otherwise than by rows: timers fired, entries expired, or dead letters were cleared."""
         ...
 
     def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
-        """The batch in progress begins anew, and these changes have brought these keys back to where it began."""
+        """The batch in progress begins anew: these changes have brought these keys back to their state before the batch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows as they came: the user's columns, row numbers, routing hashes, and 32 bits of what each of them holds."""
+    """Rows as they came: the user's columns, row numbers, routing hashes, and 32 bits of the content of each row."""
 
     batch: pa.RecordBatch
     rows: Index
@@ -88,12 +86,12 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """How rows that another instance has applied are applied here, and whether somebody may ask for them again."""
+class AppliedElsewhere:
+    """How rows that their owner has applied are applied to the copies of another instance."""
 
     times: Times
     over: bool  # the batch is committed, so what the rows change is settled at once
-    record: bool
+    record: bool  # a router may ask for the rows again, so the ledger keeps them
 
 
 @dataclass(slots=True)
@@ -106,15 +104,13 @@ class Counters:
     late: int = 0
     timers_fired: int = 0
     busy_s: float = 0.0
-    hashes: deque[tuple[int, Index]] = field(
-        default_factory=lambda: deque(maxlen=64)
-    )  # (each stands for, some of late)
-    recent: deque[tuple[int, int, int]] = field(
-        default_factory=lambda: deque(maxlen=BATCHES_KEPT)
-    )  # (batch, began at ms, rows before it)
+    # A sample of routing hashes: (rows that each hash stands for, hashes).
+    hashes: deque[tuple[int, Index]] = field(default_factory=lambda: deque(maxlen=64))
+    # The last batches: (batch, began at ms, rows before it).
+    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
 
     def sample(self, hashes: Index) -> None:
-        """Remember some routing hashes, for telling what is hot: copies, because a view would keep its chunk alive."""
+        """Remember some routing hashes, to find hot keys: copies, because a view would keep its chunk alive."""
         each = -(-len(hashes) // SAMPLE_MAX)
         self.hashes.append((each, hashes[::each].copy()))
 
@@ -126,7 +122,7 @@ class Counters:
         return (after - before) * 1000 / (ended_ms - began_ms)
 
     def batches(self) -> list[tuple[int, int, int]]:
-        """The last of them: number, when it began, and rows applied of it."""
+        """The last batches: number, when it began, and rows applied."""
         recent = list(self.recent)
         ends = [before for _, _, before in recent[1:]] + [self.rows]
         return [(batch, began_ms, end - before) for (batch, began_ms, before), end in zip(recent, ends, strict=False)]
@@ -139,5 +135,5 @@ class Work:
     outputs: list[pa.RecordBatch] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
-    begun: dict[str, Any] = field(default_factory=dict)  # what holds for the whole batch, told to a lane that opens it
-    lsn: int = -1  # the host's: where in the changelog all of this and all before it is
+    begun: dict[str, Any] = field(default_factory=dict)  # how the batch was begun: the answer to a lane that opens it
+    lsn: int = -1  # the frame of the changelog up to which all of this is written

@@ -1,6 +1,6 @@
 """An instance's ownership for whole chunks: the same answers as `model.ownership`, a column at a time.
 
-Made anew whenever the ownership changes, which is seldom; looking costs a division and a look-up per row.
+The columns are made anew when the ownership has changed, which is seldom. A look-up costs a division and an index per row.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ Mask = npt.NDArray[np.bool_]
 Stands = npt.NDArray[np.int8]
 
 
-class Shares:
+class OwnershipColumns:
+    """`whole`: the instance owns all units. `between`: some unit is between two owners."""
+
     def __init__(self, ownership: Ownership) -> None:
-        self.version = ownership.version
+        self._ownership, self._version = ownership, ownership.version
         self.whole = ownership.whole()
         self.between = ownership.busy()
         self._groups: Stands = np.frombuffer(bytes(ownership.groups.stands), np.int8)
         self._keys: Index = np.array(sorted(ownership.keys), np.int64)
         self._key_stands: Stands = np.array([ownership.keys[key].stand for key in self._keys.tolist()], np.int8)
+
+    def shows(self, ownership: Ownership) -> bool:
+        """Whether the columns were made from this ownership, as it is now."""
+        return ownership is self._ownership and ownership.version == self._version
 
     def stands(self, hashes: Index) -> Stands:
         """How the instance stands to the key of every row."""
@@ -39,7 +45,7 @@ class Shares:
 
 
 def selects(units: Units, ownership: Ownership) -> Callable[[Index], Mask]:
-    """Tells which hashes belong to units that the ownership knows as such: a key that is routed apart is not of its group."""
+    """A test for columns of hashes: which belong to these units. A key that is routed apart does not belong to its group."""
     count = len(ownership.groups)
     groups: Mask = np.zeros(count, np.bool_)
     groups[list(units.groups)] = True
@@ -60,8 +66,7 @@ def selects(units: Units, ownership: Ownership) -> Callable[[Index], Mask]:
 def units_of(hashes: Iterable[int], ownership: Ownership) -> Units:
     """The units that these keys belong to."""
     count = len(ownership.groups)
-    found = [Unit("key", h) if h in ownership.keys else Unit("group", h % count) for h in set(hashes)]
-    return Units.of(*found)
+    return Units.of(*(Unit("key", h) if h in ownership.keys else Unit("group", h % count) for h in set(hashes)))
 
 
 MINE = int(Stand.MINE)

@@ -1,0 +1,189 @@
+"""How an instance goes from batch to batch: begins the next one, settles the one before, begins a batch anew.
+
+As in Spark, the next batch proves that the one before is committed, and a later run that reads the batch in progress again
+starts from the state of the batch before. Which requests may do that is decided in `batch_checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from godwit.errors import StaleRun
+from godwit.model.ownership import Stand
+from godwit.model.progress import BatchRef, Progress
+from godwit.model.units import Units
+from godwit.runtime.instance.batch_checks import BatchChecks
+from godwit.runtime.memory.changelog_parts import mark_part
+from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.memory import Memory
+from godwit.runtime.memory.ownership_columns import selects
+from godwit.runtime.memory.work import Part, Work
+from godwit.state.keys import Key
+
+
+class Batches:
+    def __init__(self, memory: Memory, durable: DurableChanges, checks: BatchChecks) -> None:
+        self._memory = memory
+        self._durable = durable
+        self._checks = checks
+
+    # -- the next batch ----------------------------------------------------------------------------------------------
+
+    def begin(self, request: BatchRef, now_ms: int) -> None:
+        """Begin the next batch. What belongs to the batch before goes when the new one is in the changelog: `settle`."""
+        spec, batch = self._memory.spec, self._memory.batch
+        # Timers from initial state wait for the rows of the first batch, as in Spark.
+        is_first = batch.times.processing_ms == 0
+        batch.due = None if spec.time_mode == "none" or is_first else batch.times_at(now_ms, spec)
+        batch.fired = False
+        batch.fired_elsewhere, batch.pending_outputs = [], {}
+        batch.unfired, batch.firings = Units(), 0  # timers that have not fired are due in the new batch, too
+        batch.before = None if batch.joined or batch.progress.batch < 0 else batch.progress.batch
+        batch.joined = False
+        batch.progress = batch.progress.advance(request.batch)
+        before = batch.watermark
+        batch.watermark = replace(before, lanes=dict(before.lanes), reported=dict(before.reported))
+        batch.watermark.next_batch()
+        batch.times = batch.times_at(now_ms, spec)
+        batch.merge = spec.merge
+        batch.late_before = self._memory.counters.late
+        batch.spoiled = ""
+
+    def settle(self, now_ms: int) -> None:
+        """The batch before is committed: forget how to answer for it."""
+        memory = self._memory
+        memory.state.settle()
+        memory.ledger.clear()
+        memory.counters.recent.append((memory.progress.batch, now_ms, memory.counters.rows))
+
+    def undo(self) -> Callable[[], None]:
+        """Takes back a batch that could not be begun: the batch in progress is as it is now."""
+        memory = self._memory
+        batch, late = replace(memory.batch), memory.counters.late
+
+        def undo() -> None:
+            memory.batch, memory.counters.late = batch, late
+
+        return undo
+
+    def catch_up(self, progress: Progress, now_ms: int) -> None:
+        """Another instance of the operator is in this batch, so the batches before it are committed.
+
+        If the other instance has begun the batch anew, in a later run of the query, so does this one.
+        """
+        request, own = BatchRef(progress.query or "", progress.run or "", progress.batch), self._memory.progress
+        if progress.query is not None and own.behind(progress):
+            self.revert(request)
+            return
+        if progress.query is None or progress.batch <= own.batch:
+            return
+        self._checks.check_complete(request)
+
+        def prepare(work: Work) -> Merging:
+            if own.query is None:
+                self._memory.batch.progress = Progress(progress.query, progress.run, -1, progress.fenced)
+            elif own.run != progress.run:
+                self._memory.batch.progress = own.admit(request)
+            self.begin(request, now_ms)
+            work.parts.append(mark_part(self._memory))
+            return lambda: self.settle(now_ms)
+
+        self._durable.change(prepare, self.undo())
+
+    def merge_watermark(self, watermark: Mapping[str, Any], same_batch: bool) -> None:
+        """What another instance knows of the lanes' event times, in this batch or at the end of the one before."""
+        batch = self._memory.batch
+        batch.watermark.merge(watermark, same_batch)
+        batch.times = batch.times_at(batch.times.processing_ms, self._memory.spec)
+
+    # -- a batch that begins anew ------------------------------------------------------------------------------------
+
+    def revert(self, request: BatchRef) -> None:
+        """A later run begins the batch in progress anew: everything is as it was when the batch began, and the log says so.
+
+        Its timers fire again with the times they had, as a batch of Spark keeps its timestamp.
+        """
+        self._begin_anew(self._memory.progress.admit(request).again())
+
+    def begin_initial(self, run: str) -> None:
+        """A job brings initial state. Initial state that an earlier job brought without coming to its end is dropped.
+
+        So it does not matter how the rows are cut this time, nor which they are.
+        """
+        progress = self._memory.progress
+        if run in progress.fenced:
+            raise StaleRun("another job brings the initial state by now", operator=self._memory.spec.name)
+        if progress.query is None and run != progress.run:
+            self._begin_anew(progress.initialised_by(run))
+
+    def _begin_anew(self, progress: Progress) -> None:
+        memory = self._memory
+
+        def prepare(work: Work) -> Merging:
+            keys = self._answered_for(list(memory.state.touched()))
+            changes = memory.state.stage_revert(keys)
+            prepared = memory.state.prepare()
+            self._reset(progress)
+            work.parts += [*self._settled_parts(changes), mark_part(memory)]
+
+            def merge() -> None:
+                memory.state.merge(prepared)
+                memory.state.settle_keys(keys)
+                memory.ledger.clear()
+                for follower in memory.followers:
+                    follower.reverted(keys, changes)
+
+            return merge
+
+        self._durable.change(prepare, self.undo())
+
+    def _reset(self, progress: Progress) -> None:
+        batch = self._memory.batch
+        batch.progress = progress
+        batch.fired = progress.batch < 0
+        batch.fired_elsewhere, batch.pending_outputs, batch.unfired = [], {}, Units()
+        batch.watermark = replace(batch.watermark, reported={})
+        self._memory.counters.late = batch.late_before
+        batch.spoiled = ""
+        batch.merge = self._memory.spec.merge
+
+    def revert_units(self, units: Units) -> None:
+        """Keys of an origin that has not begun the batch anew yet: what the origin has applied of the batch is dropped."""
+        memory = self._memory
+        assert memory.ownership is not None, "keys came from another owner"
+        touched = list(memory.state.touched())
+        chosen = selects(units, memory.ownership)(memory.hashes_of(touched))
+        keys = [touched[i] for i in np.flatnonzero(chosen).tolist()]
+
+        def prepare(work: Work) -> Merging:
+            changes = memory.state.stage_revert(keys)
+            prepared = memory.state.prepare()
+            work.parts += self._settled_parts(changes)
+
+            def merge() -> None:
+                memory.state.merge(prepared)
+                memory.state.settle_keys(keys)
+
+            return merge
+
+        self._durable.change(prepare)
+
+    def _settled_parts(self, changes: Sequence[pa.RecordBatch]) -> list[Part]:
+        info = {"kind": "state", "op": self._memory.name, "batch": self._memory.progress.batch, "settled": True}
+        return [(dict(info), batch.serialize()) for batch in changes]
+
+    def _answered_for(self, keys: list[Key]) -> list[Key]:
+        """Without copies of keys that others own. Keys that were given away and may have to be sent again are not left out."""
+        columns, ownership = self._memory.columns, self._memory.ownership
+        if not keys or columns is None or ownership is None or columns.whole:
+            return keys
+        hashes = self._memory.hashes_of(keys)
+        mine = ~np.isin(columns.stands(hashes), (int(Stand.AWAY), int(Stand.EXPECTED)))
+        for outgoing in ownership.outgoing.values():
+            mine |= selects(outgoing.units, ownership)(hashes)
+        return [key for key, own in zip(keys, mine.tolist(), strict=True) if own]

@@ -1,0 +1,162 @@
+"""Applies the rows of a chunk: whole or not at all, and each row once.
+
+Rows that were applied before are answered from the ledger. The others go to user code, and what user code changes becomes
+durable together with their entry in the ledger, in `DurableChanges.change`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from godwit.errors import NotReplayable
+from godwit.model.progress import BatchRef
+from godwit.runtime.instance.batch_checks import BatchChecks, cut_otherwise
+from godwit.runtime.instance.failure_isolation import IsolatingRun
+from godwit.runtime.instance.user_code import UserCode, no_tagged_outputs
+from godwit.runtime.memory.changelog_parts import mark_part
+from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.memory import Memory
+from godwit.runtime.memory.work import AppliedElsewhere, Chunk, Work
+from godwit.runtime.processor.grouping import group_by_key
+from godwit.runtime.processor.rows import Index, Times
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.keys import Key
+from godwit.state.ledger import Entry
+
+
+class ChunkApplier:
+    def __init__(self, memory: Memory, durable: DurableChanges, checks: BatchChecks, code: UserCode) -> None:
+        self._memory = memory
+        self._durable = durable
+        self._checks = checks
+        self._code = code
+
+    def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
+        """Rows of a lane, ascending by index."""
+        self._checks.check_current(request, lane)
+        ledger, counters = self._memory.ledger, self._memory.counters
+        unseen = self._unseen(lane, chunk)
+        recorded: list[pa.RecordBatch] = []
+        if unseen is not None:
+            recorded = ledger.recorded(lane, chunk.rows[~unseen])
+            chunk = chunk.filter(unseen)
+        if len(chunk):
+            ledger.begin(lane)  # first: rows that fail are as much part of the batch
+        work = self._apply_unseen(request, lane, chunk) if len(chunk) else Work(lsn=self._durable.lsn)
+        work.outputs = [*recorded, *work.outputs]
+        if unseen is not None:
+            counters.replayed += len(unseen) - len(chunk)
+        if len(chunk):
+            counters.rows += len(chunk)
+            counters.sample(chunk.hashes)
+        return work
+
+    def follow(self, request: BatchRef, lane: str, chunk: Chunk, times: Times) -> Work:
+        """Rows that the owner has applied and answered, applied here too, so that this copy stays the same as the owner's.
+
+        If the batch is over here, it is committed: nobody asks for its rows again, and what they change is settled at once.
+        """
+        progress, ledger = self._memory.progress, self._memory.ledger
+        over = request.batch < progress.batch
+        record = not over and request.run == progress.run  # rows of a reverted attempt are not asked for again either
+        unseen = ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks) if record else None
+        chunk = chunk if unseen is None else chunk.filter(unseen)
+        ledger.mixed.add(lane)
+        if not len(chunk):
+            return Work(lsn=self._durable.lsn)
+        return self._apply_unseen(request, lane, chunk, AppliedElsewhere(times, over, record))
+
+    def _unseen(self, lane: str, chunk: Chunk) -> Any:
+        ledger = self._memory.ledger
+        end = ledger.finished.get(lane)
+        if end is not None and len(chunk) and (last := int(chunk.rows[-1])) >= end:
+            # An attempt that is stopped before its own end (a speculative copy) would not be found out then.
+            raise self._checks.spoil(cut_otherwise(lane, f"had {end} rows before and now has a row {last}"))
+        try:
+            return ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks)
+        except NotReplayable as error:
+            raise self._checks.spoil(error) from None
+
+    def _apply_unseen(
+        self, request: BatchRef, lane: str, chunk: Chunk, elsewhere: AppliedElsewhere | None = None
+    ) -> Work:
+        counters = self._memory.counters
+        late = counters.late
+
+        def undo() -> None:
+            counters.late = late
+
+        return self._durable.change(lambda work: self._prepare(work, request, lane, chunk, elsewhere), undo)
+
+    def _prepare(
+        self, work: Work, request: BatchRef, lane: str, chunk: Chunk, elsewhere: AppliedElsewhere | None
+    ) -> Merging:
+        memory = self._memory
+        memory.ledger.make_room()  # first, because it may fail
+        times = memory.batch.times if elsewhere is None else elsewhere.times
+        on_time = _on_time(chunk, times, memory.spec)
+        late = len(chunk) - len(on_time)
+        memory.state.now_ms = times.processing_ms
+        keys: list[Key] = []
+        if len(on_time):
+            grouped = group_by_key(on_time.batch, on_time.rows, memory.key_codec)
+            keys = grouped.keys
+            run = IsolatingRun(memory, self._code, request, lane, times)
+            run.rows(on_time, grouped)
+            outputs = run.outputs
+            late += run.late_rows
+            if memory.hot is not None and elsewhere is None:  # the owner counts the rows of its keys
+                memory.hot.add(grouped, on_time.hashes)
+        else:
+            outputs = no_tagged_outputs(memory.spec.output_schema)
+        if late:
+            memory.counters.late += late
+            work.parts.append(mark_part(memory))
+        entry = Entry(chunk.rows, chunk.hashes, outputs, checks=chunk.checks)
+        over = elsewhere is not None and elsewhere.over
+        merge_entry = self._durable.prepare_entry(
+            work, lane, entry, record=elsewhere is None or elsewhere.record, settled=over
+        )
+        if elsewhere is not None:
+            for info, _ in work.parts:
+                if (
+                    info["kind"] == "ledger"
+                ):  # the router tells the owner that the lane has ended, perhaps not this host
+                    info["from"] = "owner"
+
+        def merge() -> None:
+            merge_entry()
+            if over:
+                memory.state.settle_keys(keys)
+            for follower in memory.followers:
+                follower.applied(request, lane, chunk, times, keys, work)
+
+        return merge
+
+
+def late_us(times: Times, spec: OperatorSpec) -> int | None:
+    """The newest event time that is late; None where none is."""
+    if spec.time_mode != "eventTime" or spec.event_time is None or spec.ephemeral:
+        return None
+    return (times.late_ms - spec.lateness_ms) * 1000
+
+
+def _on_time(chunk: Chunk, times: Times, spec: OperatorSpec) -> Chunk:
+    """As in Spark, rows at or before the watermark of the batch before are not processed. Here they are counted."""
+    newest_us = late_us(times, spec)
+    if newest_us is None or spec.event_time is None:
+        return chunk
+    return chunk.filter(event_times_us(chunk.batch, spec.event_time) > newest_us)
+
+
+def event_times_us(batch: pa.RecordBatch, column: str) -> Index:
+    """Event times in microseconds; a row without one is never late, as in Spark."""
+    times = batch.column(batch.schema.get_field_index(column))
+    micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(_END_OF_TIME)
+    times_us: Index = micros.to_numpy(zero_copy_only=False)
+    return times_us
+
+
+_END_OF_TIME = 2**62

@@ -1,0 +1,150 @@
+"""How a lane opens and finishes a batch at an instance. The rows between are applied in `chunk_applier`.
+
+The first lane to open a batch settles the batch before; the first that has rows fires the due timers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from godwit.errors import CheckpointMismatch, NotReplayable
+from godwit.model.progress import BatchRef, Verdict
+from godwit.runtime.instance.batch_checks import BatchChecks, cut_otherwise
+from godwit.runtime.instance.batches import Batches
+from godwit.runtime.instance.chunk_applier import late_us
+from godwit.runtime.instance.timer_firing import TimerFiring
+from godwit.runtime.memory.changelog_parts import end_lane, mark_part
+from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.memory import Memory
+from godwit.runtime.memory.work import Work
+
+# Asks whether a run not seen before is the newest: request, last batch, whether the state is fresh.
+Admit = Callable[[BatchRef, int, bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneEnd:
+    """What a router says at the end of a lane: rows in all, rows sent to this host, and the greatest event time."""
+
+    row_count: int | None
+    event_max_ms: int | None
+    sent: int | None = None
+
+
+class LaneRequests:
+    def __init__(
+        self, memory: Memory, durable: DurableChanges, checks: BatchChecks, batches: Batches, timers: TimerFiring
+    ) -> None:
+        self._memory = memory
+        self._durable = durable
+        self._checks = checks
+        self._batches = batches
+        self._timers = timers
+
+    # -- open --------------------------------------------------------------------------------------------------------
+
+    def open(self, request: BatchRef, lane: str, now_ms: int, admit: Admit, carries: bool = True) -> Work:
+        """`carries`: the lane has rows, so outputs of timers leave through it, and only through it, whenever it opens again.
+
+        Lanes without rows cannot be told from each other, so they carry nothing. If no other lane opens, timers wait for the
+        next batch.
+        """
+        if self._memory.progress.judge(request) is Verdict.UNKNOWN_RUN:
+            self._check_run(request, admit)
+        work = self._durable.change(
+            lambda work: self._prepare_open(work, request, lane, now_ms, carries), self._batches.undo()
+        )
+        work.outputs = self._memory.ledger.timer_outputs(lane) if carries else []
+        work.begun["firings"] = self._memory.ledger.firings(lane) if carries else []
+        return work
+
+    def _prepare_open(self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool) -> Merging:
+        memory = self._memory
+        batch, verdict = memory.batch, memory.progress.judge(request)
+        if unknown := verdict is Verdict.UNKNOWN_RUN:  # checked before, and nothing of the batch is applied here
+            batch.progress = batch.progress.admit(request)
+            batch.merge = memory.spec.merge
+            verdict = batch.progress.judge(request)
+        self._checks.check(verdict, request, lane)
+        if begins := verdict is not Verdict.SAME:
+            self._checks.check_complete(request)
+            self._batches.begin(request, now_ms)
+        fires = carries and batch.has_unfired_timers
+        merge_timers = self._timers.prepare(work, lane) if fires else None
+        # A run that is taken up within a batch is written down at once, so that the run before stays fenced after a restart.
+        if begins or unknown or fires:
+            work.parts.insert(0, mark_part(memory))
+        # Whether a row behind the watermark is late depends on the processor, too: that is decided row by row.
+        by_event = late_us(batch.times, memory.spec) is not None
+        work.begun = {"merge": batch.merge, "late_us": batch.times.late_ms * 1000 if by_event else None}
+        work.begun |= {"before": batch.before}
+
+        def merge() -> None:
+            if begins:
+                self._batches.settle(now_ms)
+            if merge_timers is not None:
+                merge_timers()
+
+        return merge
+
+    def _check_run(self, request: BatchRef, admit: Admit) -> None:
+        """A run that is new here. If it replays the batch in progress, rows applied of that are reverted, as Spark does.
+
+        So it does not matter how the batch is cut this time, nor what is in it.
+        """
+        memory, progress = self._memory, self._memory.progress
+        why = memory.incomplete if request.batch > progress.batch and not memory.spec.ephemeral else ""
+        try:
+            admit(request, progress.batch - bool(why), progress.query is None)
+        except CheckpointMismatch as error:
+            raise error if not why else self._checks.lost_batch(why, error) from None
+        self._checks.check_not_older(request)
+        if why or (request.batch == progress.batch and memory.applied):
+            self._batches.revert(request)
+
+    # -- finish ------------------------------------------------------------------------------------------------------
+
+    def finish(self, request: BatchRef, lane: str, end: LaneEnd) -> Work:
+        """The lane has sent all its rows; its event time counts from the next batch on."""
+        self._checks.check_current(request, lane)
+        self._check_replayed(lane, end)
+        self._timers.check_none_due()
+        if lane in self._memory.ledger.finished:
+            return Work(lsn=self._durable.lsn)
+        info = {"kind": "ledger", "op": self._memory.name, "batch": request.batch, "lane": lane}
+        info |= {"finished": end.row_count, "event_max_ms": end.event_max_ms}
+
+        def prepare(work: Work) -> Merging:
+            work.parts.append((info, b""))
+            return lambda: end_lane(self._memory, info)
+
+        return self._durable.change(prepare)
+
+    def _check_replayed(self, lane: str, end: LaneEnd) -> None:
+        """An earlier attempt must have had as many rows, and those applied here must have come again."""
+        ledger = self._memory.ledger
+        before = ledger.finished.get(lane)
+        if before is None and (applied := ledger.last_row(lane) + 1) > (end.row_count or 0):
+            before = applied  # by an attempt that did not come to its end
+        if before is not None and before != end.row_count and end.row_count is not None:
+            raise self._checks.spoil(cut_otherwise(lane, f"had {before} rows before and has {end.row_count} now"))
+        if end.row_count is not None and end.sent is not None:
+            self._check_sent(lane, end.sent)
+
+    def _check_sent(self, lane: str, sent: int) -> None:
+        """A row that came with another key may have gone to another host, which did not know it and has applied it."""
+        ownership = self._memory.ownership
+        if ownership is not None and ownership.outgoing:
+            return  # rows of keys that were given away are still here
+        applied = self._memory.ledger.applied_here(lane)
+        if applied is not None and applied > sent:
+            raise self._checks.spoil(
+                NotReplayable(
+                    f"{applied} rows of this partition were applied here, and {sent} came again: others of them have come "
+                    "with other keys, so rows cannot be told apart",
+                    todo="Name lane and sequence columns for this source, or make the input before the operator "
+                    "deterministic",
+                    lane=lane,
+                )
+            )

@@ -1,0 +1,143 @@
+"""Timers of an instance: which of them are due in a batch, which fire here, and what firing them leaves.
+
+Timers fire between two batches, as in Spark: after all rows of the batch before. Each timer fires once, at one owner, though
+its key may move meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from godwit.errors import DefinitionError
+from godwit.model.ownership import Stand
+from godwit.model.progress import BatchRef
+from godwit.model.units import Units
+from godwit.runtime.instance.failure_isolation import IsolatingRun
+from godwit.runtime.instance.user_code import DueTimers, UserCode
+from godwit.runtime.memory.batch_in_progress import fired_of
+from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.memory import Memory
+from godwit.runtime.memory.ownership_columns import MINE, selects
+from godwit.runtime.memory.work import Work
+from godwit.runtime.processor.rows import Index, Times
+from godwit.state.ledger import Entry
+
+
+class TimerFiring:
+    def __init__(self, memory: Memory, durable: DurableChanges, code: UserCode) -> None:
+        self._memory = memory
+        self._durable = durable
+        self._code = code
+
+    def prepare(self, work: Work, lane: str) -> Merging:
+        """Timers that are due after the rows of the batch before; their outputs leave through this lane."""
+        memory, batch = self._memory, self._memory.batch
+        memory.state.now_ms = batch.times.processing_ms
+        if not memory.staged:  # a copy must stay as its owner has it; expired entries are hidden anyway
+            memory.state.expire_ttl(batch.times.processing_ms)
+        timers = [] if batch.due is None else self._own(memory.state.due(self._due_ms(batch.due)))
+        if batch.due is not None and timers:
+            request = BatchRef(batch.progress.query or "", batch.progress.run or "", batch.progress.batch)
+            run = IsolatingRun(memory, self._code, request, lane, batch.due)
+            run.timers(timers)
+            entry = Entry(_NO_ROWS, _NO_ROWS, run.outputs, firing=self._next_firing())
+            merge_prepared = self._durable.prepare_entry(work, lane, entry)
+        else:
+            merge_prepared = self._durable.prepare_state(work)
+        batch.fired, batch.unfired = True, self._between_owners(batch.unfired)
+
+        def merge() -> None:
+            merge_prepared()
+            memory.counters.timers_fired += len(timers)
+            for follower in memory.followers:
+                follower.changed(memory.progress.batch, work.changes)
+
+        return merge
+
+    def _next_firing(self) -> str:
+        """A name that no other firing of the batch has, at any host."""
+        ownership, batch = self._memory.ownership, self._memory.batch
+        batch.firings += 1
+        return f"{'' if ownership is None else ownership.host}/{batch.progress.batch}/{batch.firings}"
+
+    def _own(self, timers: DueTimers) -> DueTimers:
+        """Without timers of keys that others own, and of keys whose previous owner has fired them in this batch.
+
+        If this instance has fired its own timers, only those are left that a lost owner had not fired.
+        """
+        memory, batch, columns = self._memory, self._memory.batch, self._memory.columns
+        if not timers or columns is None:
+            return timers
+        if columns.whole and not batch.fired and not batch.fired_elsewhere:
+            return timers
+        assert memory.ownership is not None, "columns are made from an ownership"
+        hashes = memory.hashes_of([key for _, key in timers])
+        mine = np.isin(memory.stands(hashes), (MINE, int(Stand.LENT)))
+        for units in batch.fired_elsewhere:
+            mine &= ~selects(units, memory.ownership)(hashes)
+        if batch.fired:
+            mine &= selects(batch.unfired, memory.ownership)(hashes)
+        return [timer for timer, own in zip(timers, mine.tolist(), strict=True) if own]
+
+    def _between_owners(self, units: Units) -> Units:
+        """The units among these whose timers cannot fire here yet: a hand-over of them is not decided."""
+        ownership = self._memory.ownership
+        if ownership is None:
+            return units
+        fire = (Stand.MINE, Stand.LENT)
+        return Units.of(*(unit for unit in units if ownership.share(unit).stand not in fire))
+
+    def _due_ms(self, times: Times) -> int:
+        return times.watermark_ms if self._memory.spec.time_mode == "eventTime" else times.processing_ms
+
+    def inherit(self, units: Units, mark: Mapping[str, Any], same_batch: bool, lost: bool) -> None:
+        """Units come with their state. `mark`: of their previous owner; it says which of their timers have fired.
+
+        Where this instance has fired its own timers, timers that a lost owner had not fired wait for the next lane that opens.
+        """
+        batch = self._memory.batch
+        fired = fired_of(units, mark) if same_batch else Units()
+        if not batch.fired:
+            if fired:
+                batch.fired_elsewhere.append(fired)
+        elif lost and self._memory.spec.time_mode != "none":
+            batch.unfired |= units - fired
+        if same_batch and batch.due is None and mark["due"] is not None:
+            batch.due = Times(*mark["due"])
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def due(self, now_ms: int) -> bool:
+        """Whether a further batch would fire a timer or, as Spark does when nothing else comes, move the watermark."""
+        time_mode, watermark = self._memory.spec.time_mode, self._memory.batch.watermark
+        if time_mode == "eventTime" and watermark.upcoming() > watermark.eviction:
+            return True
+        upcoming_ms = self._memory.state.next_timer_ms()
+        if time_mode == "none" or upcoming_ms is None:
+            return False
+        return upcoming_ms <= (watermark.eviction if time_mode == "eventTime" else now_ms)
+
+    @property
+    def awaits_outputs(self) -> bool:
+        """Whether this instance will soon answer for outputs of a previous owner's timers: their step is not served yet."""
+        ownership = self._memory.ownership
+        return ownership is not None and any(step in ownership.incoming for step in self._memory.batch.pending_outputs)
+
+    def check_none_due(self) -> None:
+        """A batch DataFrame has no batch after it in which a timer could fire. A timer for a later time never fires."""
+        spec = self._memory.spec
+        upcoming_ms = self._memory.state.next_timer_ms() if spec.ephemeral else None
+        due_ms = self._due_ms(self._memory.batch.times)
+        if upcoming_ms is not None and upcoming_ms <= due_ms:
+            raise DefinitionError(
+                f"a timer was set for {upcoming_ms} ms, which is over at {due_ms} ms, and timers do not fire on a batch "
+                "DataFrame",
+                todo="Set timers for times to come, or use a streaming DataFrame",
+                operator=spec.name,
+            )
+
+
+_NO_ROWS: Index = np.empty(0, np.int64)

@@ -1,0 +1,104 @@
+"""An instance in the changelog: which parts describe it, and what a part that is read again means.
+
+A host that starts reads its own log this way, and an heir the log of a lost host. When parts are written is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from godwit.model.ownership import Ownership
+from godwit.model.units import Units
+from godwit.runtime.memory.memory import Memory
+from godwit.runtime.memory.work import Part
+from godwit.runtime.processor.spec import schema_text
+from godwit.state.changes import COLUMN_VAR, changes_schema
+from godwit.state.ledger import Entry
+
+
+def define_part(memory: Memory) -> Part:
+    schema = changes_schema(memory.key_codec)
+    info = {"kind": "define", "op": memory.name, "schema": schema_text(schema), "spec": memory.spec.to_dict()}
+    return info, b""
+
+
+def mark_part(memory: Memory) -> Part:
+    """How far the instance has come: the batch in progress."""
+    return {"kind": "mark", "op": memory.name, **memory.batch.to_mark(), "late": memory.counters.late}, b""
+
+
+def own_part(memory: Memory) -> Part:
+    assert memory.ownership is not None, "only an instance with an ownership writes it down"
+    info = {"kind": "own", "op": memory.name, "own": memory.ownership.to_dict(), "staged": memory.staged.to_dict()}
+    return info, b""
+
+
+class Recovery:
+    """Brings an instance back, part by part, in the order in which the parts were written."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def mark(self, info: Mapping[str, Any]) -> None:
+        memory = self._memory
+        self._reach(info["batch"])
+        if info.get("attempt", 0) > memory.progress.attempt:  # the batch began anew: rows of its ledger were reverted
+            memory.ledger.clear()
+            memory.batch.pending_outputs.clear()
+        memory.batch.restore(info, memory.spec)
+        memory.counters.late = info["late"]
+
+    def state(self, info: Mapping[str, Any], rows: pa.RecordBatch) -> None:
+        state = self._memory.state
+        self._reach(info["batch"])
+        state.replay(rows)
+        if info.get("settled"):  # of a key that came from another host, as it was committed there
+            state.settle_keys(self._memory.key_codec.from_arrow(rows.columns[:COLUMN_VAR]))
+        if "slice" in info:  # of a snapshot: settled long ago, so there is nothing to undo
+            state.settle()
+
+    def ledger(self, info: Mapping[str, Any], body: memoryview) -> None:
+        memory = self._memory
+        self._reach(info["batch"])
+        if info["batch"] < memory.progress.batch:
+            return  # settled since; it goes when its snapshot is next rewritten
+        if "finished" in info:
+            end_lane(memory, info)
+            return
+        memory.ledger.make_room()  # perhaps the host ended because this ledger found no room
+        entry = Entry.from_part(info, memoryview(bytes(body)), memory.spec.output_schema)
+        if "held" in info:
+            memory.batch.pending_outputs.setdefault(info["held"], []).append((info["lane"], entry))
+        elif info.get("from"):
+            memory.ledger.take_over(info["lane"], entry)
+        else:
+            memory.ledger.record(info["lane"], entry)
+            if info["batch"] >= 0 and len(entry.rows):
+                memory.ledger.begin(info["lane"])
+
+    def own(self, host: str, info: Mapping[str, Any]) -> None:
+        self._memory.ownership = Ownership.from_dict(host, info["own"])
+        self._memory.staged = Units.from_dict(info["staged"])
+
+    def committed(self, info: Mapping[str, Any], rows: pa.RecordBatch) -> None:
+        """What keys that came from another host held before the batch in progress."""
+        if info["batch"] == self._memory.progress.batch:
+            self._memory.state.amend(rows)
+
+    def _reach(self, batch: int) -> None:
+        """Any part of a later batch shows that the one before is committed; snapshots keep only the last mark of a batch."""
+        memory = self._memory
+        if batch > memory.progress.batch:
+            memory.state.settle()
+            memory.ledger.clear()
+            memory.batch.pending_outputs.clear()
+            memory.batch.progress = memory.progress.advance(batch)
+
+
+def end_lane(memory: Memory, info: Mapping[str, Any]) -> None:
+    """A lane has sent all its rows of the batch, as the part says."""
+    memory.ledger.finished[info["lane"]] = info["finished"]
+    memory.batch.watermark.report(info["lane"], info["event_max_ms"])

@@ -1,0 +1,96 @@
+"""What an instance is between two requests: definition, state, ledger, batch in progress, ownership.
+
+Data and questions about it. What requests do to it, and how it reaches the changelog, is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from godwit.model.ownership import Ownership
+from godwit.model.progress import Progress
+from godwit.model.units import Units
+from godwit.runtime.memory.batch_in_progress import BatchInProgress
+from godwit.runtime.memory.ownership_columns import OwnershipColumns, Stands
+from godwit.runtime.memory.sketch import HotKeys
+from godwit.runtime.memory.work import Counters, Follower
+from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.keys import Key, KeyCodec
+from godwit.state.ledger import Ledger, memory_bytes_max
+from godwit.state.tables import KeyedState
+
+
+class Memory:
+    def __init__(self, name: str, spec: OperatorSpec, state: KeyedState, key_codec: KeyCodec) -> None:
+        self.name = name
+        self.spec = spec
+        self.key_codec = key_codec
+        self.state = state
+        self.ledger = Ledger(spec.output_schema, memory_bytes_max(state.memory_max_bytes))
+        state.beside_bytes = lambda: self.ledger.memory_bytes
+        self.batch = BatchInProgress.first(spec)
+        self.counters = Counters()
+        self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame
+        self._columns: OwnershipColumns | None = None
+        self.staged = Units()  # units of which copies may lie here that this instance does not own
+        self.followers: list[Follower] = []
+        self.hot: HotKeys | None = None  # counts rows by key, if somebody asks for hot keys
+
+    @property
+    def progress(self) -> Progress:
+        return self.batch.progress
+
+    def redefine(self, spec: OperatorSpec) -> None:
+        """A later definition of the same state. Definitions may gain variables over the one the state was made with."""
+        spec.check_fits(self.spec)
+        self.state.extend(spec.variables[len(self.spec.variables) :])
+        self.spec = spec
+        watermark = self.batch.watermark
+        watermark.delay_ms, watermark.policy = spec.delay_ms, spec.watermark_policy
+
+    # -- ownership ---------------------------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> OwnershipColumns | None:
+        """The ownership as it is now, for whole chunks."""
+        if self.ownership is None:
+            return None
+        if self._columns is None or not self._columns.shows(self.ownership):
+            self._columns = OwnershipColumns(self.ownership)
+        return self._columns
+
+    def stands(self, hashes: Index) -> Stands:
+        """How this instance stands to the key of every row; see `model.ownership`."""
+        columns = self.columns
+        assert columns is not None, "only an instance with an ownership is asked"
+        return columns.stands(hashes)
+
+    @property
+    def between_owners(self) -> bool:
+        """Whether some unit is. A new batch that may fire timers waits then, so that both ends of a hand-over fire alike."""
+        columns = self.columns
+        return columns is not None and columns.between
+
+    def hashes_of(self, keys: Sequence[Key]) -> Index:
+        return np.array([self.key_codec.route_hash(key) for key in keys], np.int64)
+
+    # -- the batch in progress ---------------------------------------------------------------------------------------
+
+    @property
+    def applied(self) -> bool:
+        """Whether anything of the batch in progress has left a trace."""
+        ledger = self.ledger
+        return bool(ledger.lanes or ledger.begun or ledger.finished or self.batch.spoiled or self.state.touched())
+
+    @property
+    def incomplete(self) -> str:
+        """Why the state is not that of the whole batch in progress; empty if nothing shows that."""
+        if self.batch.spoiled:
+            return f"rows of it were refused: {self.batch.spoiled}"
+        lanes = self.ledger.unfinished
+        return (
+            f"partitions of it were applied in part and never read to their end ({', '.join(lanes)})" if lanes else ""
+        )
