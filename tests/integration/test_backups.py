@@ -178,7 +178,7 @@ def test_a_directory_that_is_lost_without_a_backup_is_an_error(nest: Nest, backu
     nest.kill("host-0")
     lose_directory(nest, "host-0")
     with pytest.raises(
-        CheckpointCorrupt, match=r"the directory of host-0 is gone, and there was no backup.*start_from"
+        CheckpointCorrupt, match=r"the directory of host-0 is gone, and it has had no complete backup.*start_from"
     ):
         Host(nest.config("host-0"), lambda: 0).run()
 

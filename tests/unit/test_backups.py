@@ -15,10 +15,10 @@ from godwit.errors import CheckpointCorrupt, GodwitError, StaleGeneration
 from godwit.runtime.backup import restore as backup_restore
 from godwit.runtime.backup import sender
 from godwit.runtime.backup.acknowledgements import Acks
-from godwit.runtime.backup.keeper import Keeping
+from godwit.runtime.backup.keeper import BackupKeeper
 from godwit.runtime.backup.records import Records, mirror_directory
-from godwit.runtime.backup.restore import restored
-from godwit.runtime.backup.sender import Backup
+from godwit.runtime.backup.restore import restore_if_lost
+from godwit.runtime.backup.sender import BackupSender
 from godwit.runtime.handover.order import Port
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
 from godwit.state.changelog import Changelog
@@ -85,7 +85,7 @@ def bodies_in(checkpoint: Path) -> list[bytes]:
 def test_a_lost_directory_is_put_back(tmp_path: Path, left: str) -> None:
     bodies = kept_at(tmp_path)
     directory = host_directory(str(tmp_path), "a")
-    assert not restored(str(tmp_path), "a")
+    assert not restore_if_lost(str(tmp_path), "a")
     if left == "files of a log without a manifest":
         next(directory.glob("manifest-*")).unlink()
     else:
@@ -95,8 +95,8 @@ def test_a_lost_directory_is_put_back(tmp_path: Path, left: str) -> None:
     if left == "an empty disk":
         directory.mkdir()
         (directory / "lease.json").touch()
-    assert restored(str(tmp_path), "a")
-    assert not restored(str(tmp_path), "a")
+    assert restore_if_lost(str(tmp_path), "a")
+    assert not restore_if_lost(str(tmp_path), "a")
     assert bodies_in(tmp_path) == bodies
     assert not list(directory.parent.glob("*.restored-*"))
     newest = Records(str(tmp_path), "a").newest()
@@ -108,7 +108,7 @@ def test_whoever_wrote_to_the_mirror_is_fenced_and_the_next_generation_is_newer_
     kept_at(tmp_path)
     mirror = Mirror(mirror_directory(str(tmp_path), "b", "a"), 5)
     shutil.rmtree(host_directory(str(tmp_path), "a"))
-    assert restored(str(tmp_path), "a")
+    assert restore_if_lost(str(tmp_path), "a")
     with pytest.raises(StaleGeneration):
         mirror.check()
     log, _ = Changelog.open(host_directory(str(tmp_path), "a"))
@@ -128,40 +128,40 @@ def test_restoring_goes_on_after_a_crash(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr(backup_restore, crash, crashes)
         with pytest.raises(KeyboardInterrupt):
-            restored(str(tmp_path), "a")
+            restore_if_lost(str(tmp_path), "a")
     assert not has_log(host_directory(str(tmp_path), "a"))
-    assert restored(str(tmp_path), "a")
+    assert restore_if_lost(str(tmp_path), "a")
     assert bodies_in(tmp_path) == bodies
     assert not list((tmp_path / "hosts").glob("*.restored-*"))
 
 
 def test_without_a_backup_that_counts_nothing_is_put_back(tmp_path: Path) -> None:
-    assert not restored(str(tmp_path), "a"), "a host that is new"
+    assert not restore_if_lost(str(tmp_path), "a"), "a host that is new"
     kept_at(tmp_path)
     records = Records(str(tmp_path), "a")
     shutil.rmtree(host_directory(str(tmp_path), "a"))
     shutil.rmtree(host_directory(str(tmp_path), "b"))
-    with pytest.raises(CheckpointCorrupt, match="so is the backup of it that b kept"):
-        restored(str(tmp_path), "a")
+    with pytest.raises(CheckpointCorrupt, match="so is its backup on b"):
+        restore_if_lost(str(tmp_path), "a")
     none = records.next(records.newest(), "none", "b", 2)
     with pytest.raises(CheckpointCorrupt, match=re.escape(f"since {none.at}")):
-        restored(str(tmp_path), "a")
+        restore_if_lost(str(tmp_path), "a")
 
 
 def test_a_directory_from_before_the_host_went_on_elsewhere_is_refused(tmp_path: Path) -> None:
     kept_at(tmp_path)
     directory = host_directory(str(tmp_path), "a")
     directory.rename(tmp_path / "away")
-    assert restored(str(tmp_path), "a")
+    assert restore_if_lost(str(tmp_path), "a")
     log, _ = Changelog.open(directory)
     records = Records(str(tmp_path), "a")
     records.next(records.newest(), "none", "b", log.generation)
     log.close()
-    assert not restored(str(tmp_path), "a")
+    assert not restore_if_lost(str(tmp_path), "a")
     shutil.rmtree(directory)
     (tmp_path / "away").rename(directory)
-    with pytest.raises(CheckpointCorrupt, match="is of generation 1, but the host has been at 3"):
-        restored(str(tmp_path), "a")
+    with pytest.raises(CheckpointCorrupt, match="is of generation 1, but the host has already reached generation 3"):
+        restore_if_lost(str(tmp_path), "a")
 
 
 def test_a_host_that_others_took_over_does_not_come_back(tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_a_host_that_others_took_over_does_not_come_back(tmp_path: Path) -> None
     Records(str(tmp_path), "a").end()
     shutil.rmtree(host_directory(str(tmp_path), "a"))
     with pytest.raises(CheckpointCorrupt):
-        restored(str(tmp_path), "a")
+        restore_if_lost(str(tmp_path), "a")
 
 
 def test_a_peer_removes_what_no_record_names_it_for(tmp_path: Path) -> None:
     kept_at(tmp_path)
-    keeping = Keeping(str(tmp_path), "b", lambda: False)
+    keeping = BackupKeeper(str(tmp_path), "b", lambda: False)
     keeping.tidy()
     assert keeping.bytes_by_origin()["a"] > 0
     Records(str(tmp_path), "a").end()
@@ -331,7 +331,7 @@ class Direct:
     def answer(self) -> dict[str, Any]:
         return {"files": self._mirror.have()}
 
-    def say(self, kind: str, body: Any = None, **fields: Any) -> None:
+    def send(self, kind: str, body: Any = None, **fields: Any) -> None:
         if kind == "piece":
             self._mirror.write(fields["file"], fields["offset"], body, fields["ahead"])
         elif kind == "manifest":
@@ -369,11 +369,11 @@ def test_all_that_was_answered_before_it_stood_is_there_when_it_stands(
         return next_record(self, after, state, *rest)
 
     port = Port("a", checkpoint, "token", "", log, lambda: 0, lambda: False)
-    backup = Backup(port, record, lambda *_, **__: {"peer": "b"}, lambda _: None)
+    backup = BackupSender(port, record, lambda *_, **__: {"peer": "b"}, lambda _: None)
     Direct.log, Direct.mirror_at, Direct.answered = log, mirror_directory(checkpoint, "b", "a"), 0
     Direct.waits = staticmethod(lambda: backup.acks.waits)
     monkeypatch.setattr(Records, "next", noted_next)
-    monkeypatch.setattr(sender, "Line", Direct)
+    monkeypatch.setattr(sender, "BackupConnection", Direct)
     backup.start()
     try:
         assert stood.wait(10)

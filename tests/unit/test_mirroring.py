@@ -13,7 +13,7 @@ from godwit.state.changelog import Changelog
 from godwit.state.changes import PUT
 from godwit.state.fencing import claim
 from godwit.state.log_copy import copy_log
-from godwit.state.mirroring import Feed, Mirror, Piece, copy_mirror, has_log
+from godwit.state.mirroring import Feed, LogPiece, Mirror, copy_mirror, has_log
 from godwit.state.snapshot import Compactor
 from tests.property.test_changelog_crash import define, modelled, state
 
@@ -51,7 +51,7 @@ class Pair:
             sent.append(piece.file)
         return sent
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: LogPiece) -> None:
         if piece.manifest:
             self.mirror.replace_manifest(piece.data)
         else:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import godwit
 from godwit.demo.outcome import check, steps_table, verdict_table
 from godwit.demo.speeds import OUTPUT, AverageSpeed
-from godwit.demo.steps import STEPS, Done, Stage
+from godwit.demo.steps import STEPS, Scene, StepResult
 from godwit.testing import open_loop
 
 __all__ = ["main"]
@@ -73,7 +73,7 @@ def _run(spark: SparkSession, directory: str, console: Console) -> int:
         reports = open_loop.source(spark, options)
         speeds = flock.transformWithState(reports, "car", AverageSpeed(), OUTPUT, name=NAME)
         running = open_loop.Running(speeds, f"{directory}/spark")
-        steady_from_s, done = _go_through(Stage(flock, running, NAME), options["rows"], console)
+        steady_from_s, done = _go_through(Scene(flock, running, NAME), options["rows"], console)
         running.finish()
         cars = flock.state(NAME).count()
     rows = running.arrivals.rows()
@@ -86,10 +86,10 @@ def _run(spark: SparkSession, directory: str, console: Console) -> int:
     return 0 if exact else 1
 
 
-def _go_through(stage: Stage, rows: int, console: Console) -> tuple[float, list[Done]]:
+def _go_through(scene: Scene, rows: int, console: Console) -> tuple[float, list[StepResult]]:
     """A live line until all rows are out, with one step after another on the way; and when the steady part began."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    done: list[Done] = []
+    done: list[StepResult] = []
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("warming up", total=rows)
 
@@ -99,13 +99,13 @@ def _go_through(stage: Stage, rows: int, console: Console) -> tuple[float, list[
         def say(text: str) -> None:
             progress.update(task, description=text)
 
-        stage.running.wait_rows(1, show)
-        stage.running.wait_settled(time.time() + WARM_UP_S, show)
+        scene.running.wait_rows(1, show)
+        scene.running.wait_settled(time.time() + WARM_UP_S, show)
         say("steady")
         steady_from_s = time.time()
         for step in STEPS:
-            stage.running.wait_rows(min(rows, stage.running.arrivals.count + GAP_S * RATE), show)
-            done.append(step(stage, show, say))
-            progress.console.print(f"  {done[-1].told()}")
-        stage.running.wait_rows(rows, show)
+            scene.running.wait_rows(min(rows, scene.running.arrivals.count + GAP_S * RATE), show)
+            done.append(step(scene, show, say))
+            progress.console.print(f"  {done[-1].summary()}")
+        scene.running.wait_rows(rows, show)
     return steady_from_s, done

@@ -14,12 +14,12 @@ from pyspark.sql.window import Window
 from rich.box import SIMPLE
 from rich.table import Table
 
-from godwit.demo.steps import Done
+from godwit.demo.steps import StepResult
 from godwit.testing.latency import Departures, Steady, interruption
 from godwit.testing.open_loop import replay
 
 
-def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) -> Table:
+def steps_table(rows: Departures, steady_from_s: float, done: Sequence[StepResult]) -> Table:
     """Each step, with what rows suffered from its beginning until the next one's."""
     steady = Steady.of(rows.between(steady_from_s, done[0].asked_s))
     title = (
@@ -33,16 +33,16 @@ def steps_table(rows: Departures, steady_from_s: float, done: Sequence[Done]) ->
     ends = [*(step.asked_s for step in done), float("inf")]
     for step, (from_s, to_s) in zip(done, pairwise(ends), strict=True):
         seen = interruption(rows.between(from_s, to_s), steady, from_s)
-        hurt = [_told(seen[name]) for name in ("disruption_ms", "peak_jitter_p99_ms")]
+        hurt = [_rounded(seen[name]) for name in ("disruption_ms", "peak_jitter_p99_ms")]
         table.add_row(step.name, *_moved(step), f"{step.took_s:.2f}", *hurt)
     return table
 
 
-def _told(value: float | None) -> str:
+def _rounded(value: float | None) -> str:
     return "no rows" if value is None else f"{value:,.0f}"
 
 
-def _moved(step: Done) -> tuple[str, ...]:
+def _moved(step: StepResult) -> tuple[str, ...]:
     if not step.report:
         return ("",) * 3
     stall = step.report["stall"]

@@ -22,76 +22,76 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Scene:
     flock: godwit.Flock
     running: Running
     operator: str
 
     def hosts(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.flock.status()["hosts"]
-        return found
+        hosts: dict[str, Any] = self.flock.status()["hosts"]
+        return hosts
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class StepResult:
     name: str
     asked_s: float
     took_s: float
     report: dict[str, Any] = field(default_factory=dict)  # of a migration; empty where nothing moved
 
-    def told(self) -> str:
+    def summary(self) -> str:
         moved = f"{self.report['keys']:,} keys, {self.report['bytes'] / 1e3:,.0f} kB in " if self.report else ""
         return f"{self.name}: {moved}{self.took_s:.2f} s"
 
 
-def scale_out(stage: Stage, show: Show, say: Say) -> Done:
-    return _moved("scale 2 to 3", lambda: stage.flock.scale(3, wait=False), stage, show, say)
+def scale_out(scene: Scene, show: Show, say: Say) -> StepResult:
+    return _moved("scale 2 to 3", lambda: scene.flock.scale(3, wait=False), scene, show, say)
 
 
-def scale_in(stage: Stage, show: Show, say: Say) -> Done:
-    return _moved("scale 3 to 2", lambda: stage.flock.scale(2, wait=False), stage, show, say)
+def scale_in(scene: Scene, show: Show, say: Say) -> StepResult:
+    return _moved("scale 3 to 2", lambda: scene.flock.scale(2, wait=False), scene, show, say)
 
 
-def move_hottest(stage: Stage, show: Show, say: Say) -> Done:
+def move_hottest(scene: Scene, show: Show, say: Say) -> StepResult:
     """The keys that had most rows so far, as the sink has seen them."""
-    seen = Counter(stage.running.arrivals.rows().column("car").to_pylist())
+    seen = Counter(scene.running.arrivals.rows().column("car").to_pylist())
     keys = [key for key, _ in seen.most_common(HOT)]
-    to = sorted(stage.hosts())[-1]
+    to = sorted(scene.hosts())[-1]
     return _moved(
         f"{HOT} hottest to {to}",
-        lambda: stage.flock.move(stage.operator, keys=keys, to=to, wait=False),
-        stage,
+        lambda: scene.flock.move(scene.operator, keys=keys, to=to, wait=False),
+        scene,
         show,
         say,
     )
 
 
-def drain(stage: Stage, show: Show, say: Say) -> Done:
-    host = sorted(stage.hosts())[0]
-    return _moved(f"drain {host}", lambda: stage.flock.drain(host, wait=False), stage, show, say)
+def drain(scene: Scene, show: Show, say: Say) -> StepResult:
+    host = sorted(scene.hosts())[0]
+    return _moved(f"drain {host}", lambda: scene.flock.drain(host, wait=False), scene, show, say)
 
 
-def kill(stage: Stage, show: Show, say: Say) -> Done:
+def kill(scene: Scene, show: Show, say: Say) -> StepResult:
     """SIGKILL, until the next generation of the host serves."""
-    host, before = sorted(stage.hosts().items())[0]
+    host, before = sorted(scene.hosts().items())[0]
     say(f"kill {host} with SIGKILL")
     asked_s = time.time()
     os.kill(before["pid"], signal.SIGKILL)
     now: dict[str, Any] = {}
     while now.get("state") != "serving" or now["generation"] <= before["generation"]:
-        stage.running.wait_until(time.time() + SHOWN_EVERY_S, show)
-        now = stage.hosts()[host]
-    return Done(f"kill {host}", asked_s, time.time() - asked_s)
+        scene.running.wait_until(time.time() + SHOWN_EVERY_S, show)
+        now = scene.hosts()[host]
+    return StepResult(f"kill {host}", asked_s, time.time() - asked_s)
 
 
-def _moved(name: str, ask: Callable[[], Migration], stage: Stage, show: Show, say: Say) -> Done:
+def _moved(name: str, ask: Callable[[], Migration], scene: Scene, show: Show, say: Say) -> StepResult:
     say(name)
     asked_s = time.time()
     migration = ask()
     while not migration.wait(SHOWN_EVERY_S):
-        show(stage.running.arrivals.count)
+        show(scene.running.arrivals.count)
     report = migration.report()
-    return Done(name, asked_s, report["reconfiguration_s"], report)
+    return StepResult(name, asked_s, report["reconfiguration_s"], report)
 
 
 STEPS: Final = (scale_out, scale_in, move_hottest, drain, kill)

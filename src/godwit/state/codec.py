@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import StateTypeError
-from godwit.state.converters import MakeStruct, Slot, nested_row, refusal, slot
+from godwit.state.converters import FieldCodec, MakeStruct, nested_row, refusal, slot
 
 NULLS: Final = "_nulls"
 
@@ -66,7 +66,7 @@ def _fixed_format(t: pa.DataType) -> tuple[str, str] | None:
     return next(((to_struct, to_numpy) for matches, to_struct, to_numpy in _FIXED if matches(t)), None)
 
 
-def _packed(schema: pa.Schema, slots: Sequence[Slot], formats: Sequence[tuple[str, str]]) -> Codec:
+def _packed(schema: pa.Schema, slots: Sequence[FieldCodec], formats: Sequence[tuple[str, str]]) -> Codec:
     width = max(1, -(-len(slots) // 8))
     layout = struct.Struct(f"<{width}s{''.join(to_struct for to_struct, _ in formats)}")
     return Codec(
@@ -85,7 +85,7 @@ def _dtype(schema: pa.Schema, width: int, formats: Sequence[tuple[str, str]]) ->
     return np.dtype({"names": names, "formats": [nulls, *(to_numpy for _, to_numpy in formats)]})
 
 
-def _packed_encode(slots: Sequence[Slot], layout: struct.Struct, width: int) -> Callable[[Sequence[Any]], bytes]:
+def _packed_encode(slots: Sequence[FieldCodec], layout: struct.Struct, width: int) -> Callable[[Sequence[Any]], bytes]:
     pack = layout.pack
     no_nulls = bytes(width)
     plain = tuple(_plain_type(s.type) for s in slots)
@@ -111,7 +111,9 @@ def _packed_encode(slots: Sequence[Slot], layout: struct.Struct, width: int) -> 
     return encode
 
 
-def _packed_decode(slots: Sequence[Slot], layout: struct.Struct, width: int) -> Callable[[bytes], tuple[Any, ...]]:
+def _packed_decode(
+    slots: Sequence[FieldCodec], layout: struct.Struct, width: int
+) -> Callable[[bytes], tuple[Any, ...]]:
     unpack = layout.unpack
     no_nulls = bytes(width)
     from_stored = _from_stored(slots)
@@ -135,19 +137,19 @@ def _plain_type(t: pa.DataType) -> type | None:
     return float if pa.types.is_floating(t) else None
 
 
-def _msgpack_encode(slots: Sequence[Slot]) -> Callable[[Sequence[Any]], bytes]:
+def _msgpack_encode(slots: Sequence[FieldCodec]) -> Callable[[Sequence[Any]], bytes]:
     # Stored values are plain, so the packer never calls back into Python: threads may share it.
     pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
     to_stored = _to_stored(slots)
     return lambda values: pack(to_stored(values))
 
 
-def _msgpack_decode(slots: Sequence[Slot]) -> Callable[[bytes], tuple[Any, ...]]:
+def _msgpack_decode(slots: Sequence[FieldCodec]) -> Callable[[bytes], tuple[Any, ...]]:
     from_stored = _from_stored(slots)
     return lambda data: from_stored(msgpack.unpackb(data, use_list=False, raw=False))
 
 
-def _to_stored(slots: Sequence[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
+def _to_stored(slots: Sequence[FieldCodec]) -> Callable[[Sequence[Any]], list[Any]]:
     stores = [s.store for s in slots]
     required = [(i, s) for i, s in enumerate(slots) if not s.nullable]
 
@@ -162,7 +164,7 @@ def _to_stored(slots: Sequence[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
     return to_stored
 
 
-def _from_stored(slots: Sequence[Slot]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _from_stored(slots: Sequence[FieldCodec]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     loads = [s.load for s in slots]
     if not any(loads):
         return lambda stored: stored
@@ -174,7 +176,7 @@ def _from_stored(slots: Sequence[Slot]) -> Callable[[tuple[Any, ...]], tuple[Any
     return from_stored
 
 
-def _wrong_arity(slots: Sequence[Slot], values: Any) -> StateTypeError:
+def _wrong_arity(slots: Sequence[FieldCodec], values: Any) -> StateTypeError:
     names = ", ".join(s.path for s in slots)
     got = f"{len(values)} values" if isinstance(values, (tuple, list)) else type(values).__name__
     return StateTypeError(

@@ -33,7 +33,7 @@ _FLOAT32: Final = struct.Struct("<f")
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class FieldCodec:
     """A field as the codec sees it: `store` never gets None, `load` is None where nothing is to be done."""
 
     name: str
@@ -97,15 +97,15 @@ class _Site:
     def refused(self, value: Any) -> StateTypeError:
         return refusal(self.path, self.type, value)
 
-    def inner(self, field: pa.Field[Any]) -> Slot:
+    def inner(self, field: pa.Field[Any]) -> FieldCodec:
         return slot(field, self.tz, self.make_struct, f"{self.path}.")
 
 
-def slot(field: pa.Field[Any], tz: str, make_struct: MakeStruct, parent: str = "") -> Slot:
+def slot(field: pa.Field[Any], tz: str, make_struct: MakeStruct, parent: str = "") -> FieldCodec:
     """Compile one field, and the fields inside it."""
     path = f"{parent}{field.name}"
     store, load = _conversion(_Site(field.type, path, tz, make_struct))
-    return Slot(field.name, path, field.type, field.nullable, store, load)
+    return FieldCodec(field.name, path, field.type, field.nullable, store, load)
 
 
 def _conversion(site: _Site) -> Conversion:

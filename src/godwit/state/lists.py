@@ -20,7 +20,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, Moves, Ops, Row, Shelved, saved
+from godwit.state.table import KeyChanges, Merge, Ops, Row, Shelved, saved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 
@@ -44,7 +44,7 @@ _IMAGE: Form[tuple[list[bytes], int]] = Form(
 
 
 @dataclass(slots=True)
-class _Staged:
+class _StagedList:
     """Elements that follow the base, or take its place."""
 
     replaces: bool = False
@@ -57,7 +57,7 @@ class ListTable(Shelved[list[bytes]]):
     def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
         super().__init__(var, _FORM, key_codec)
         self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
-        self._stage: dict[Key, _Staged] = {}
+        self._stage: dict[Key, _StagedList] = {}
         self._undo: Images[tuple[list[bytes], int]] = Images(var, _IMAGE, key_codec)
 
     def get(self, key: Key) -> list[bytes]:
@@ -67,13 +67,13 @@ class ListTable(Shelved[list[bytes]]):
         return [live for element in elements if (live := self._expiry.live(element)) is not None]
 
     def put(self, key: Key, elements: Sequence[bytes]) -> None:
-        self._stage[key] = _Staged(True, self._stamped(elements))
+        self._stage[key] = _StagedList(True, self._stamped(elements))
 
     def append(self, key: Key, elements: Sequence[bytes]) -> None:
         self._staged(key).elements += self._stamped(elements)
 
     def clear(self, key: Key) -> None:
-        self._stage[key] = _Staged(True)
+        self._stage[key] = _StagedList(True)
 
     def clear_many(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -90,7 +90,7 @@ class ListTable(Shelved[list[bytes]]):
             else:
                 self.clear(key)
 
-    def _length(self, key: Key, staged: _Staged) -> int:
+    def _length(self, key: Key, staged: _StagedList) -> int:
         base = None if staged.replaces else self.shelf.get(key)
         return len(staged.elements) + (0 if base is None else len(base))
 
@@ -102,7 +102,7 @@ class ListTable(Shelved[list[bytes]]):
             live = [element for element in elements if expiry_ms(element) > now_ms]
             # A list is rewritten whole, so not before half of it has expired: that bounds both space and work.
             if 2 * len(live) <= len(elements):
-                self._stage[key] = _Staged(True, live)
+                self._stage[key] = _StagedList(True, live)
             else:
                 self._expiry.watch(key, max(now_ms + 1, expiry_ms(elements[len(elements) // 2])))
 
@@ -113,12 +113,12 @@ class ListTable(Shelved[list[bytes]]):
         changes.add(self.var, CLEAR, list(cleared))
         self._note_appends(stage, bases, changes)
 
-        def merge() -> Moves:
+        def merge() -> KeyChanges:
             self._stage = {}
             self._merge_clears(cleared)
             added = self._merge_appends(stage, bases)
             self._merge_expiry(stage)
-            return Moves(added, list(cleared))
+            return KeyChanges(added, list(cleared))
 
         return merge
 
@@ -128,7 +128,7 @@ class ListTable(Shelved[list[bytes]]):
             self._expiry.forget()
 
     def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
-        return saved(self._stage, keys, lambda staged: _Staged(staged.replaces, list(staged.elements)))
+        return saved(self._stage, keys, lambda staged: _StagedList(staged.replaces, list(staged.elements)))
 
     def settle(self) -> None:
         self._undo = Images(self.var, _IMAGE, self._key_codec)
@@ -177,10 +177,10 @@ class ListTable(Shelved[list[bytes]]):
     def settle_keys(self, keys: Iterable[Key]) -> None:
         self._undo.discard_many(keys)
 
-    def _staged(self, key: Key) -> _Staged:
+    def _staged(self, key: Key) -> _StagedList:
         staged = self._stage.get(key)
         if staged is None:
-            staged = self._stage[key] = _Staged()
+            staged = self._stage[key] = _StagedList()
         return staged
 
     def _stamped(self, elements: Sequence[bytes]) -> list[bytes]:
@@ -193,7 +193,9 @@ class ListTable(Shelved[list[bytes]]):
         base = self.shelf.get(key) or []
         return base + staged.elements if staged is not None else list(base)
 
-    def _note_appends(self, stage: dict[Key, _Staged], bases: dict[Key, list[bytes] | None], changes: Changes) -> None:
+    def _note_appends(
+        self, stage: dict[Key, _StagedList], bases: dict[Key, list[bytes] | None], changes: Changes
+    ) -> None:
         keys: list[Key] = []
         subs: list[bytes] = []
         values: list[bytes] = []
@@ -210,7 +212,7 @@ class ListTable(Shelved[list[bytes]]):
             self._remember(key, old)
         self.shelf.remove_many(list(olds), list(olds.values()))
 
-    def _merge_appends(self, stage: dict[Key, _Staged], bases: dict[Key, list[bytes] | None]) -> list[Key]:
+    def _merge_appends(self, stage: dict[Key, _StagedList], bases: dict[Key, list[bytes] | None]) -> list[Key]:
         fresh: dict[Key, list[bytes]] = {}
         for key, staged in stage.items():
             base = None if staged.replaces else bases[key]
@@ -224,7 +226,7 @@ class ListTable(Shelved[list[bytes]]):
         self.shelf.put_many(fresh, ())
         return added
 
-    def _merge_expiry(self, stage: dict[Key, _Staged]) -> None:
+    def _merge_expiry(self, stage: dict[Key, _StagedList]) -> None:
         if self._expiry is None:
             return
         for key, staged in stage.items():

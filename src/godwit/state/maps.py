@@ -21,7 +21,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, Moves, Ops, Row, Shelved, saved
+from godwit.state.table import KeyChanges, Merge, Ops, Row, Shelved, saved
 
 Entries: TypeAlias = dict[bytes, bytes]
 
@@ -36,7 +36,7 @@ _FORM: Payload[Entries] = Payload(size=_size, pack=msgpack.packb, unpack=msgpack
 
 
 @dataclass(slots=True)
-class _Staged:
+class _StagedMap:
     """Changed entries (None: removed) over the base, or over nothing if that was cleared.
 
     `reborn` are entries of the base that were removed and then put again, and so come last.
@@ -48,7 +48,7 @@ class _Staged:
 
 
 @dataclass(slots=True)
-class _Undo:
+class _MapUndo:
     """A base map, which may change in place, and what the changed entries held (None: nothing).
 
     `order`: the entries as they stood before the first one was removed, because one that is put back has to be in its place.
@@ -69,10 +69,10 @@ class _Undo:
 
 
 # The base is that of the shelf as long as it is in memory; what changed entries held is counted as they come.
-_IMAGE: Form[_Undo] = Form(
+_IMAGE: Form[_MapUndo] = Form(
     size=lambda _: 0,
     pack=lambda image: msgpack.packb(image.before()),
-    unpack=lambda data: _Undo(msgpack.unpackb(data)),
+    unpack=lambda data: _MapUndo(msgpack.unpackb(data)),
 )
 
 
@@ -82,8 +82,8 @@ class MapTable(Shelved[Entries]):
     def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
         super().__init__(var, _FORM, key_codec)
         self._expiry: Expiry[tuple[Key, bytes]] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
-        self._stage: dict[Key, _Staged] = {}
-        self._undo: Images[_Undo] = Images(var, _IMAGE, key_codec)
+        self._stage: dict[Key, _StagedMap] = {}
+        self._undo: Images[_MapUndo] = Images(var, _IMAGE, key_codec)
 
     def get(self, key: Key, sub: bytes) -> bytes | None:
         payload = self._raw(key, sub)
@@ -111,7 +111,7 @@ class MapTable(Shelved[Entries]):
             staged.entries[sub] = None
 
     def clear(self, key: Key) -> None:
-        self._stage[key] = _Staged(True)
+        self._stage[key] = _StagedMap(True)
 
     def clear_many(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -147,7 +147,7 @@ class MapTable(Shelved[Entries]):
         _note(changes, self.var, REMOVE, gone)
         _note(changes, self.var, PUT, puts)
 
-        def merge() -> Moves:
+        def merge() -> KeyChanges:
             self._stage = {}
             self._merge_clears(cleared)
             self._merge_removes(gone, bases)
@@ -156,7 +156,7 @@ class MapTable(Shelved[Entries]):
             self.shelf.remove_many(emptied, [{}] * len(emptied))
             if self._expiry is not None:
                 self._expiry.keep()
-            return Moves(added, [*cleared, *emptied])
+            return KeyChanges(added, [*cleared, *emptied])
 
         return merge
 
@@ -167,7 +167,7 @@ class MapTable(Shelved[Entries]):
 
     def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
         return saved(
-            self._stage, keys, lambda staged: _Staged(staged.cleared, dict(staged.entries), set(staged.reborn))
+            self._stage, keys, lambda staged: _StagedMap(staged.cleared, dict(staged.entries), set(staged.reborn))
         )
 
     def settle(self) -> None:
@@ -181,7 +181,7 @@ class MapTable(Shelved[Entries]):
         self._undo.spill(disk)
 
     def rows(self, committed: bool) -> Iterator[Row]:
-        undo: Images[_Undo] | dict[Key, None] = self._undo if committed else {}
+        undo: Images[_MapUndo] | dict[Key, None] = self._undo if committed else {}
         for key, entries in self.shelf.items():
             if key not in undo:
                 yield from ((key, sub, payload) for sub, payload in entries.items())
@@ -192,7 +192,7 @@ class MapTable(Shelved[Entries]):
     def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
         held: list[tuple[Key, Entries]] = []
         for key in keys:
-            undo = self._undo[key] if committed and key in self._undo else _Undo(self.shelf.get(key) or {})
+            undo = self._undo[key] if committed and key in self._undo else _MapUndo(self.shelf.get(key) or {})
             if undo is not None:
                 held.append((key, undo.before()))
         return ((key, sub, payload) for key, entries in held for sub, payload in entries.items())
@@ -203,7 +203,7 @@ class MapTable(Shelved[Entries]):
     def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
         self._undo.update(dict.fromkeys(cleared))
         for key, sub, value in rows:
-            undo = self._undo[key] or _Undo({})
+            undo = self._undo[key] or _MapUndo({})
             undo.base[sub or b""] = value or b""
             self._undo[key] = undo
             self._undo.grew(_size({sub or b"": value or b""}))
@@ -211,16 +211,16 @@ class MapTable(Shelved[Entries]):
     def settle_keys(self, keys: Iterable[Key]) -> None:
         self._undo.discard_many(keys)
 
-    def _staged(self, key: Key) -> _Staged:
+    def _staged(self, key: Key) -> _StagedMap:
         staged = self._stage.get(key)
         if staged is None:
-            staged = self._stage[key] = _Staged()
+            staged = self._stage[key] = _StagedMap()
         return staged
 
-    def _in_base(self, key: Key, staged: _Staged, sub: bytes) -> bool:
+    def _in_base(self, key: Key, staged: _StagedMap, sub: bytes) -> bool:
         return not staged.cleared and sub in (self.shelf.get(key) or ())
 
-    def _put(self, staged: _Staged, sub: bytes, payload: bytes) -> None:
+    def _put(self, staged: _StagedMap, sub: bytes, payload: bytes) -> None:
         if sub in staged.entries and staged.entries[sub] is None:
             del staged.entries[sub]
             staged.reborn.add(sub)
@@ -235,7 +235,7 @@ class MapTable(Shelved[Entries]):
 
     def _all(self, key: Key) -> Iterator[tuple[bytes, bytes]]:
         """Entries as the stage shows them, in order."""
-        staged = self._stage.get(key, _Staged())
+        staged = self._stage.get(key, _StagedMap())
         base = {} if staged.cleared else self.shelf.get(key) or {}
         for sub, payload in base.items():
             shown = staged.entries.get(sub, payload)
@@ -289,7 +289,7 @@ class MapTable(Shelved[Entries]):
                 self._expiry.watch((key, sub), expiry_ms(payload))
 
     def _remember(self, key: Key, base: Entries | None, subs: Iterable[bytes], removed: bool = False) -> None:
-        self._undo.remember(key, None if base is None else _Undo(base))
+        self._undo.remember(key, None if base is None else _MapUndo(base))
         undo = self._undo.in_memory(key)
         # A base that was replaced (cleared, or read back from disk) is no longer changed by anyone.
         if undo is not None and undo.base is base:
@@ -301,7 +301,7 @@ class MapTable(Shelved[Entries]):
             self._undo.grew(sum(_ENTRY_BYTES + len(old or b"") for old in fresh.values()))
 
 
-def _removes(stage: dict[Key, _Staged], bases: dict[Key, Entries | None]) -> dict[Key, Entries]:
+def _removes(stage: dict[Key, _StagedMap], bases: dict[Key, Entries | None]) -> dict[Key, Entries]:
     """By key, the entries of the base that the stage removes."""
     gone: dict[Key, Entries] = {}
     for key, staged in stage.items():
@@ -313,7 +313,7 @@ def _removes(stage: dict[Key, _Staged], bases: dict[Key, Entries | None]) -> dic
     return gone
 
 
-def _puts(stage: dict[Key, _Staged]) -> dict[Key, Entries]:
+def _puts(stage: dict[Key, _StagedMap]) -> dict[Key, Entries]:
     puts: dict[Key, Entries] = {}
     for key, staged in stage.items():
         entries = {sub: payload for sub, payload in staged.entries.items() if payload is not None}

@@ -30,7 +30,7 @@ _PART_BYTES: Final = 4 << 20  # rows go into parts of about this size, for whoev
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredPart:
     """A part in a file: in memory already, or to be read when it is needed."""
 
     info: Info
@@ -58,16 +58,16 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Share:
+class OperatorParts:
     """What some files hold of one operator, in order, from its last drop on."""
 
-    dropped: Piece | None = None
-    define: Piece | None = None
-    own: Piece | None = None
-    mark: Piece | None = None  # the newest; older ones stand among the pieces too
-    pieces: list[Piece] = field(default_factory=list)
+    dropped: StoredPart | None = None
+    define: StoredPart | None = None
+    own: StoredPart | None = None
+    mark: StoredPart | None = None  # the newest; older ones stand among the pieces too
+    pieces: list[StoredPart] = field(default_factory=list)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: StoredPart) -> None:
         match piece.info["kind"]:
             case "define":
                 self.define = piece
@@ -84,15 +84,15 @@ class Share:
     def stands(self) -> bool:
         return bool(self.define or self.own or self.pieces)
 
-    def divide(self, settled: int | None) -> tuple[list[Piece], list[Piece]]:
+    def divide(self, settled: int | None) -> tuple[list[StoredPart], list[StoredPart]]:
         """(to be merged, to be carried). Merged rows go first, so state after carried state is carried too.
 
         Rows that were merged before were settled then, whatever is said now.
         """
         merged_before = [piece.info["batch"] for piece in self.pieces if piece.slice]
         limit = max([*merged_before, *([] if settled is None else [settled])], default=None)
-        merged: list[Piece] = []
-        carried: list[Piece] = []
+        merged: list[StoredPart] = []
+        carried: list[StoredPart] = []
         held_back = False
         begun = (-1, 0)
         for piece in self.pieces:
@@ -125,26 +125,26 @@ class FileParts:
     def __exit__(self, *_: object) -> None:
         self.reader.close()
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[StoredPart]:
         if self.outline:
             for offset, _, infos in self.reader.outlines():
                 for position, info in enumerate(infos):
-                    yield Piece(info, info.pop("bytes"), self.reader, offset, position)
+                    yield StoredPart(info, info.pop("bytes"), self.reader, offset, position)
         else:
             for frame in self.reader.frames():
                 for position, (info, body) in enumerate(frame.parts):
-                    yield Piece(info, len(body), self.reader, frame.offset, position, body)
+                    yield StoredPart(info, len(body), self.reader, frame.offset, position, body)
 
 
-def gather(files: Iterable[FileParts]) -> dict[str, Share]:
+def gather(files: Iterable[FileParts]) -> dict[str, OperatorParts]:
     """The shares of all operators."""
-    shares: dict[str, Share] = {}
+    shares: dict[str, OperatorParts] = {}
     for piece in chain.from_iterable(files):
         operator = str(piece.info.get("op"))
         if piece.info["kind"] == "drop":
-            shares[operator] = Share(dropped=piece)
+            shares[operator] = OperatorParts(dropped=piece)
         else:
-            shares.setdefault(operator, Share()).add(piece)
+            shares.setdefault(operator, OperatorParts()).add(piece)
     return shares
 
 
@@ -153,10 +153,10 @@ class Merge:
     """How shares become the parts of a snapshot."""
 
     settled: Mapping[str, int]
-    before: Mapping[str, Share]  # in the files before those that are merged
+    before: Mapping[str, OperatorParts]  # in the files before those that are merged
     slice_bytes: int
 
-    def parts(self, shares: Mapping[str, Share]) -> Iterator[Part]:
+    def parts(self, shares: Mapping[str, OperatorParts]) -> Iterator[Part]:
         for operator, share in shares.items():
             below = self.before.get(operator)
             below = below if below and below.stands() else None
@@ -175,7 +175,7 @@ class Merge:
             yield from (piece.load() for piece in carried)
 
     def _rows(
-        self, operator: str, define: Piece | None, merged: Sequence[Piece], keep_removals: bool
+        self, operator: str, define: StoredPart | None, merged: Sequence[StoredPart], keep_removals: bool
     ) -> Iterator[Part]:
         """Removals are of use only where there is something below to be removed."""
         if define is None:
@@ -194,10 +194,10 @@ class Merge:
 class _Source:
     """State parts that follow each other: of one earlier merge, in its slices, or not in slices yet."""
 
-    def __init__(self, pieces: Sequence[Piece], schema: pa.Schema) -> None:
+    def __init__(self, pieces: Sequence[StoredPart], schema: pa.Schema) -> None:
         self._schema = schema
         self._count = 1
-        self._pieces: dict[int, list[Piece]] = {}
+        self._pieces: dict[int, list[StoredPart]] = {}
         for piece in pieces:
             index, self._count = piece.slice or (0, 1)
             self._pieces.setdefault(index, []).append(piece)
@@ -220,7 +220,7 @@ class _Source:
         pieces = [piece for index in indexes for piece in self._pieces.get(index, ())]
         return pa.Table.from_batches([self._batch(piece) for piece in pieces], self._schema)
 
-    def _batch(self, piece: Piece) -> pa.RecordBatch:
+    def _batch(self, piece: StoredPart) -> pa.RecordBatch:
         body = piece.load().body
         try:
             return pa.ipc.read_record_batch(pa.py_buffer(body), self._schema)

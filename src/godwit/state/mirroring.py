@@ -33,7 +33,7 @@ _TRIES: Final = 20  # a file may be compacted away while it is about to be read;
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """Bytes of a file, from an offset on; of a manifest, all of it. `ahead`: only a manifest that comes later counts it."""
 
     file: str
@@ -187,7 +187,7 @@ class Feed:
     def have(self) -> dict[str, int]:
         return dict(self._have)
 
-    def next(self, at: Written) -> Piece | None:
+    def next(self, at: Written) -> LogPiece | None:
         """What to send next, if the log is written up to there; nothing when the mirror has all."""
         for _ in range(_TRIES):
             try:
@@ -196,7 +196,7 @@ class Feed:
                 self._placed_as = None  # merged and swept in between: the newest manifest knows into what
         raise corrupt(self._manifest, "files that it names are missing")
 
-    def took(self, piece: Piece) -> None:
+    def took(self, piece: LogPiece) -> None:
         if not piece.manifest:
             self._have[piece.file] = piece.offset + len(piece.data)
             return
@@ -219,7 +219,7 @@ class Feed:
             lag += path.stat().st_size - self._size(seq) if path.exists() else 0
         return max(lag, 0)
 
-    def _tail(self, at: Written) -> Piece | None:
+    def _tail(self, at: Written) -> LogPiece | None:
         while self._placed is not None and self._seq <= at.seq:
             size = at.bytes
             if self._seq < at.seq:
@@ -235,7 +235,7 @@ class Feed:
             self._seq += 1
         return None
 
-    def _merged(self, at: Written) -> Piece | None:
+    def _merged(self, at: Written) -> LogPiece | None:
         """Files that the newest manifest names, then the manifest; the mirror must have the tail that goes with it by then."""
         stat = self._manifest.stat()
         if self._placed is not None and self._placed_as == (stat.st_ino, stat.st_mtime_ns):
@@ -254,9 +254,9 @@ class Feed:
             size = at.bytes if seq == at.seq else (self._directory / self._name(seq)).stat().st_size
             if self._size(seq) < size:
                 return self._piece(self._name(seq), size, ahead=True)
-        return Piece(self._manifest.name, 0, data)
+        return LogPiece(self._manifest.name, 0, data)
 
-    def _piece(self, file: str, end: int, ahead: bool = False) -> Piece:
+    def _piece(self, file: str, end: int, ahead: bool = False) -> LogPiece:
         offset = self._have.get(file, 0)
         try:
             with (self._directory / file).open("rb", buffering=0) as source:
@@ -267,7 +267,7 @@ class Feed:
             raise unusable("read", self._directory / file, error) from error
         if not data:
             raise corrupt(self._directory / file, f"it has {offset} bytes of {end}")
-        return Piece(file, offset, data, ahead)
+        return LogPiece(file, offset, data, ahead)
 
     def _name(self, seq: int) -> str:
         return str(FileName("log", self._generation, seq))

@@ -25,8 +25,8 @@ from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
 from godwit.state.shelf import Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, Moves, Row, Table
-from godwit.state.timers import Timers
+from godwit.state.table import KeyChanges, Merge, Row, Table
+from godwit.state.timers import TimerTable
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
 
@@ -35,7 +35,7 @@ _EXPORT_ROWS_MAX: Final = 50_000
 _EXPORT_BYTES_MAX: Final = 64 << 20
 
 
-class Prepared(NamedTuple):
+class StagedChanges(NamedTuple):
     """What a stage changes, and how each table merges it."""
 
     changes: Changes
@@ -67,7 +67,7 @@ class KeyedState:
         self._values: dict[int, ValueTable] = {}
         self._lists: dict[int, ListTable] = {}
         self._maps: dict[int, MapTable] = {}
-        self._timers = Timers(key_codec)
+        self._timers = TimerTable(key_codec)
         self._shelves: list[Shelf[Any]] = []
         self._tables: dict[int, Table] = {}
         self._tables[TIMERS] = self._timers
@@ -187,14 +187,14 @@ class KeyedState:
         for table in self._tables.values():
             table.expire(now_ms)
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> StagedChanges:
         """Say what the stage changes, and do all that may fail; nothing is merged, so the stage can still be rolled back."""
         self._free_memory()
         changes = Changes()
         merges = [(table, table.prepare(changes)) for table in self._tables.values() if table.staged]
-        return Prepared(changes, merges)
+        return StagedChanges(changes, merges)
 
-    def merge(self, prepared: Prepared) -> None:
+    def merge(self, prepared: StagedChanges) -> None:
         """Merge the stage as it was prepared. There is no way back from here, not even from half of it."""
         for table, merge in prepared.merges:
             self._count_keys(table, merge())
@@ -399,7 +399,7 @@ class KeyedState:
         changes.add(var, PUT, [row[0] for row in block], None if no_subs else subs, None if no_values else values)
         return changes.to_batch(self.key_codec)
 
-    def _count_keys(self, table: Table, moves: Moves) -> None:
+    def _count_keys(self, table: Table, moves: KeyChanges) -> None:
         if not moves.added and not moves.removed:
             return
         others = [other for other in self._tables.values() if other is not table and other.count]

@@ -17,7 +17,7 @@ from godwit.state.images import IMAGE_BYTES, Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, Moves, Ops, Row, Shelved, saved
+from godwit.state.table import KeyChanges, Merge, Ops, Row, Shelved, saved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
@@ -25,7 +25,7 @@ _FORM: Payload[bytes] = Payload(size=len, pack=bytes, unpack=bytes)
 _IMAGE: Form[bytes] = Form(size=len, pack=bytes, unpack=bytes)
 
 
-class _Undo:
+class _ValueUndo:
     """What keys held before their first change.
 
     Changes are only noted as they come and sorted out when someone asks, which is seldom. A batch may never
@@ -75,7 +75,7 @@ class ValueTable(Shelved[bytes]):
         self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, bytes | None] = {}
         self._stage_clears = False  # spares a look through the stage where nothing was cleared
-        self._undo = _Undo(var, key_codec, self.shelf)
+        self._undo = _ValueUndo(var, key_codec, self.shelf)
 
     def get(self, key: Key) -> bytes | None:
         payload = self._raw(key)
@@ -127,10 +127,10 @@ class ValueTable(Shelved[bytes]):
         changes.add(self.var, CLEAR, list(cleared))
         changes.add(self.var, PUT, keys, None, payloads)
 
-        def merge() -> Moves:
+        def merge() -> KeyChanges:
             self._stage, self._stage_clears = {}, False
             self._merge_clears(cleared)
-            return Moves(self._merge_puts(puts, keys, payloads, olds), list(cleared))
+            return KeyChanges(self._merge_puts(puts, keys, payloads, olds), list(cleared))
 
         return merge
 
@@ -144,7 +144,7 @@ class ValueTable(Shelved[bytes]):
         return saved(self._stage, keys, lambda payload: payload)
 
     def settle(self) -> None:
-        self._undo = _Undo(self.var, self._key_codec, self.shelf)
+        self._undo = _ValueUndo(self.var, self._key_codec, self.shelf)
 
     @property
     def undo_bytes(self) -> int:

@@ -1,7 +1,7 @@
-"""Which answers wait for the backup, and for how long: the place where those who answer and the one who sends meet.
+"""Which answers of a host wait for its backup, and for how long. Threads that answer routers and the sending thread share it.
 
-While the backup stands, an answer leaves when the peer has what it rests on. If the peer is lost, that the backup no longer
-counts is written down first, and then the answer leaves all the same.
+While the backup stands, an answer leaves the host only after the peer has acknowledged the log up to that answer. If the peer
+is lost, the host first records that it has no backup, and then the answer leaves without the peer.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from typing import Final
 from godwit import ports
 from godwit.errors import GodwitError
 
-_WAITS_KEPT: Final = 2000
+_WAITS_MEASURED: Final = 2000
 
 
 class Acks:
-    """`disown`: writes down that there is no backup from now on; whatever it raises, nobody is answered any more."""
+    """`record_none`: records that there is no backup from now on; if it raises, the host answers nothing any more."""
 
-    def __init__(self, disown: Callable[[], None]) -> None:
-        self.waits = False  # answers do
-        self.stands = False  # and that is written down
+    def __init__(self, record_none: Callable[[], None]) -> None:
+        self.waits = False  # whether answers wait for the peer
+        self.stands = False  # whether the newest record says so
         self.acked_lsn = 0
         self._synced_lsn = self._sync_wanted_lsn = 0
         self._news = False
         self._broken = True
-        self._disown = disown
+        self._record_none = record_none
         self._failure: GodwitError | None = None
         self._changed = ports.condition()
-        self._since_s: dict[int, float] = {}  # when whoever waits began to
-        self._waited_s: deque[float] = deque(maxlen=_WAITS_KEPT)
+        self._since_s: dict[int, float] = {}  # when each waiting thread began to wait
+        self._waited_s: deque[float] = deque(maxlen=_WAITS_MEASURED)
 
-    # -- those who answer --------------------------------------------------------------------------------------------
+    # -- called by threads that answer -------------------------------------------------------------------------------
 
     def wait(self, lsn: int, synced: bool) -> None:
-        """Until the backup has it, or does not count any more."""
-        waits = self.waits  # looked at first: it is ended after it is known why, and then the answer must not leave
+        """Return when the peer has the log up to `lsn` (`synced`: durably), or when there is no backup any more."""
+        # Read before `_failure`: `fail` sets `_failure` first and `waits` last, and after a failure no answer may leave.
+        waits = self.waits
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         if not waits:
@@ -67,21 +68,21 @@ class Acks:
     def _has(self, lsn: int, synced: bool) -> bool:
         return self.acked_lsn >= lsn and (not synced or self._synced_lsn >= lsn)
 
-    # -- the one who sends -------------------------------------------------------------------------------------------
+    # -- called by the sending thread --------------------------------------------------------------------------------
 
     def connected(self) -> None:
         with self._changed:
             self._broken = False
 
     def begin(self) -> None:
-        """From now on answers wait, so that the backup can catch up with those that have not."""
+        """From now on answers wait; the backup stands as soon as the peer has the log up to all earlier answers."""
         with self._changed:
             self.waits = True
 
-    def stand(self, write_down: Callable[[], None]) -> None:
+    def stand(self, record: Callable[[], None]) -> None:
         with self._changed:
-            if self.waits:  # else somebody has given up meanwhile
-                write_down()
+            if self.waits:  # otherwise another thread has given up the backup meanwhile
+                record()
                 self.stands = True
 
     def reached(self, lsn: int, synced: bool) -> None:
@@ -96,11 +97,11 @@ class Acks:
             return self._sync_wanted_lsn > self._synced_lsn
 
     def wait_news(self, timeout_s: float) -> bool:
-        """Until somebody waits for something that was not there when this was last asked."""
+        """Wait until a thread has begun to wait since the last call; False after `timeout_s`."""
         with self._changed:
-            found = self._changed.wait_for(lambda: self._news, timeout_s)
+            news = self._changed.wait_for(lambda: self._news, timeout_s)
             self._news = False
-            return found
+            return news
 
     def wake(self) -> None:
         with self._changed:
@@ -108,7 +109,7 @@ class Acks:
             self._changed.notify_all()
 
     def broke(self) -> None:
-        """There is no connection: who waits now does not get what it waits for."""
+        """The connection to the peer broke: a waiting answer gives up the backup."""
         with self._changed:
             self._broken = True
             self._changed.notify_all()
@@ -120,20 +121,20 @@ class Acks:
     def _give_up(self) -> None:
         try:
             if self.stands:
-                self._disown()
+                self._record_none()
         except GodwitError as error:
             self._failure = self._failure or error
         self.waits = self.stands = False
         self._changed.notify_all()
 
     def fail(self, error: GodwitError) -> None:
-        """Nobody is answered any more: this process has been replaced."""
+        """Answer nothing any more: this process has been replaced."""
         with self._changed:
             self._failure = self._failure or error
             self.waits = self.stands = False
             self._changed.notify_all()
 
-    # -- looking in --------------------------------------------------------------------------------------------------
+    # -- measures ----------------------------------------------------------------------------------------------------
 
     @property
     def failure(self) -> GodwitError | None:
@@ -144,7 +145,7 @@ class Acks:
             return ports.now_s() - min(self._since_s.values()) if self._since_s else 0.0
 
     def waited_ms(self) -> tuple[float, float]:
-        """Mean and 99th percentile, of late."""
+        """Mean and 99th percentile of recent waits."""
         with self._changed:
             waits = sorted(self._waited_s)
         if not waits:

@@ -1,7 +1,7 @@
-"""The backups that a host keeps for others: what an origin sends is written down, then acknowledged.
+"""The backups that a host keeps for other hosts: it writes what the other host sends to a mirror, then acknowledges it.
 
-Decides nothing about them but when they go: when the newest record of an origin does not name this host. What is wrong with a
-backup never ends the host that keeps it.
+The keeper decides one thing only, when a mirror is removed: when the newest record of the backed-up host names another peer. An
+error in a backup never ends the host that keeps it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from godwit.transport import wire
 from godwit.transport.flight import GONE
 
 
-class Keeping:
+class BackupKeeper:
     def __init__(self, checkpoint: str, host: str, stopping: Callable[[], bool]) -> None:
         self._checkpoint = checkpoint
         self._host = host
         self._stopping = stopping
         self._directory = backups_directory(host_directory(checkpoint, host))
-        self._mirrors: dict[str, Mirror] = {}  # of the newest connection of each origin
+        self._mirrors: dict[str, Mirror] = {}  # by backed-up host: the mirror of its newest connection
         self._turns: dict[str, ports.Lock] = {}
         self._lock = ports.lock()
 
     def tidy(self) -> None:
-        """Remove what is kept for nobody: the backup is elsewhere now, or its host has left."""
-        for directory in self._kept():
+        """Remove mirrors that are not needed any more: the backup has another peer, or its host has left."""
+        for directory in self._mirror_directories():
             newest = Records(self._checkpoint, directory.name).newest()
             with self._turn(directory.name):
                 if directory.name not in self._mirrors and (newest is None or newest.peer != self._host):
                     shutil.rmtree(directory, ignore_errors=True)
 
     def bytes_by_origin(self) -> dict[str, int]:
-        found = {}
-        for directory in self._kept():
-            with suppress(OSError):  # files come and go
+        sizes = {}
+        for directory in self._mirror_directories():
+            with suppress(OSError):  # a file may be removed while its size is read
                 files = [file for file in directory.iterdir() if file.is_file()]
-                found[directory.name] = sum(file.stat().st_size for file in files)
-        return found
+                sizes[directory.name] = sum(file.stat().st_size for file in files)
+        return sizes
 
     def receive(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
-        """One connection of an origin, until it ends."""
+        """Serve one connection of a backed-up host until the connection ends."""
         writer.begin(pa.schema([]))
         try:
             origin = wire.field(header, "backup", str)
@@ -82,7 +82,7 @@ class Keeping:
 
     def _begun(self, origin: str, generation: int) -> Mirror:
         if origin != Path(origin).name or origin.startswith("."):
-            raise MalformedRequest(f"{origin!r} is no name of a host")
+            raise MalformedRequest(f"{origin!r} is not the name of a host")
         with self._turn(origin):
             mirror = self._mirrors[origin] = Mirror(self._directory / origin, generation)
             return mirror
@@ -91,7 +91,7 @@ class Keeping:
         note = wire.unpack(message.app_metadata, "piece", "manifest", "clear", "ping")
         with self._turn(origin):
             if self._mirrors.get(origin) is not mirror:
-                raise HostUnavailable(f"{origin} has another connection by now", host=self._host)
+                raise HostUnavailable(f"{origin} has a newer connection", host=self._host)
             match note["kind"]:
                 case "piece":
                     body = parcels.body_of(message)
@@ -109,7 +109,7 @@ class Keeping:
         with self._lock:
             return self._turns.setdefault(origin, ports.lock())
 
-    def _kept(self) -> list[Path]:
+    def _mirror_directories(self) -> list[Path]:
         try:
             return sorted(path for path in self._directory.iterdir() if path.is_dir())
         except OSError:

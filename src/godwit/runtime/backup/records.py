@@ -1,8 +1,9 @@
-"""Whether there is a backup of a host that counts: numbered records, of which the newest holds.
+"""Whether a host has a complete backup: numbered records, of which only the newest is valid.
 
-A record is made with all of its content under the next number, or not at all. So of two who would decide differently (a host
-that goes on without its backup, and whoever restores that backup because the host is gone) only one can, and the other hears of
-it. They lie beside the hosts' directories: they must be there when one of those is not.
+A record is created with all of its content under the next number, or not at all. Two processes may try to decide differently
+about a backup: a host that goes on without its backup, and the process that restores the backup because the host is gone. Only
+one of them can create the next record, and the other gets an error. The records are outside of the hosts' directories, because
+they are needed when such a directory is lost.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from godwit.state.documents import GARBLED, make_directory
 from godwit.state.segments import sync_directory
 
 State = Literal["none", "kept", "restored"]
-_KEPT: Final = 4  # records that are left for people to read; only the newest counts
+_RECORDS_MAX: Final = 4  # older records are only for people to read
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`none`: what the host answers may be in its own directory only. `kept`: all of it is at that peer too."""
+    """`none`: answered work may be in the host's own directory only. `kept`: all answered work is at the peer too.
+
+    `restored`: the host's directory was lost and is being restored from the peer.
+    """
 
     number: int
     state: State
-    peer: str | None  # with `none`: where the rest of a backup may lie
+    peer: str | None  # with `none`: the peer that may still have an old mirror
     generation: int
     at: str
 
@@ -47,7 +51,7 @@ class Records:
         return self._read(numbers[-1]) if numbers else None
 
     def next(self, after: Record | None, state: State, peer: str | None, generation: int) -> Record:
-        """Add the one that follows, durably; an error if somebody else has."""
+        """Create the next record, durably; raise StaleGeneration if another process has created it."""
         number = 1 if after is None else after.number + 1
         record = Record(number, state, peer, generation, datetime.now(UTC).isoformat(timespec="milliseconds"))
         path = self._directory / f"{number}.json"
@@ -71,16 +75,16 @@ class Records:
         return record
 
     def end(self) -> None:
-        """There is nothing to restore any more, whoever else is about to say something."""
+        """Record that there is no backup to restore any more, also if other processes create records at the same time."""
         while (newest := self.newest()) is not None and (newest.state, newest.peer) != ("none", None):
             with suppress(StaleGeneration):
                 self.next(newest, "none", None, newest.generation)
 
     def _trim(self, number: int) -> None:
         numbers = self._numbers()
-        if numbers[-1] > number:  # it was free only because it had been trimmed
+        if numbers[-1] > number:  # the number was free only because its record had been trimmed
             raise self._overtaken(number)
-        for old in numbers[:-_KEPT]:
+        for old in numbers[:-_RECORDS_MAX]:
             (self._directory / f"{old}.json").unlink(missing_ok=True)
 
     def _numbers(self) -> list[int]:
@@ -99,18 +103,18 @@ class Records:
         except OSError as error:
             raise unusable("read", path, error) from error
         except GARBLED as error:
-            raise corrupt(path, f"not a record of a backup ({error})") from error
+            raise corrupt(path, f"it is not a record of a backup ({error})") from error
 
     def _overtaken(self, number: int) -> StaleGeneration:
         return StaleGeneration(
-            f"somebody else has decided about the backup of {self._host}: record {number} is not this process's to make",
-            todo="Nothing is to be done: whoever made it goes on, this one stops",
+            f"another process has decided about the backup of {self._host}: it has created record {number}",
+            todo="Nothing is to be done: the other process goes on, this one stops",
             host=self._host,
         )
 
 
 def mirror_directory(checkpoint: str, peer: str, host: str) -> Path:
-    """Where a peer keeps the backup of a host."""
+    """The directory in which a peer keeps the backup of a host."""
     return backups_directory(host_directory(checkpoint, peer)) / host
 
 

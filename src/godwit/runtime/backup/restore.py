@@ -1,6 +1,6 @@
-"""A host whose directory is gone gets it back from its backup, or it does not start: never does it start empty.
+"""A host whose directory is lost gets it back from its backup, or does not start. A host never starts with an empty directory.
 
-Decides which of the two it is, by the newest record. It must not know why the directory is gone.
+The newest record decides which of the two happens. This module must not know why the directory is lost.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from godwit.state.mirroring import copy_mirror, has_log
 from godwit.state.segments import FileName, list_names, replace_file, sync_directory
 
 
-def restored(checkpoint: str, host: str) -> bool:
-    """Whether the host's log was gone and has been put back. A crash on the way leaves it to the next one to do it again.
+def restore_if_lost(checkpoint: str, host: str) -> bool:
+    """Restore the host's log if it is lost; whether it was. After a crash in between, the next call starts the restore again.
 
-    First the record, so that nobody else can decide; then the claim, after which the peer acknowledges nothing to a process
-    that may still be writing; then the files, which hold all that was ever acknowledged.
+    First comes the record, so that no other process can decide; then the claim, after which the peer acknowledges nothing to a
+    process that may still be writing; then the files, which contain all that the peer has ever acknowledged.
     """
     directory = host_directory(checkpoint, host)
     records = Records(checkpoint, host)
@@ -32,24 +32,24 @@ def restored(checkpoint: str, host: str) -> bool:
         _check_age(directory, newest)
         return False
     if newest.state == "none" or newest.peer is None:
-        raise _gone(directory, f"there was no backup of it that is complete, since {newest.at}")
+        raise _gone(directory, f"it has had no complete backup since {newest.at}")
     mirror = mirror_directory(checkpoint, newest.peer, host)
     if not has_log(mirror):
-        raise _gone(directory, f"so is the backup of it that {newest.peer} kept")
+        raise _gone(directory, f"so is its backup on {newest.peer}")
     mine = records.next(newest, "restored", newest.peer, newest.generation)
     generation = claim(mirror)
-    for left in directory.parent.glob(f"{host}.restored-*"):
-        shutil.rmtree(left, ignore_errors=True)  # of an attempt that did not end
+    for unfinished in directory.parent.glob(f"{host}.restored-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
     new = directory.with_name(f"{host}.restored-{mine.number}")
     copy_mirror(mirror, new)
-    replace_file(new / str(FileName("claim", generation)), b"")  # whoever opens it takes a newer one than anybody had
+    replace_file(new / str(FileName("claim", generation)), b"")  # the next generation is newer than all before
     _check_newest(records, mine)
     _put_in_place(new, directory)
     return True
 
 
 def _gone(directory: Path, why: str) -> CheckpointCorrupt:
-    todo = "Bring its disk back, or start a new flock from a copy (start_from=)"
+    todo = "Bring the disk of this host back, or start a new flock from a copy (start_from=)"
     return _refused(directory, f"is gone, and {why}", todo)
 
 
@@ -59,26 +59,28 @@ def _refused(directory: Path, flaw: str, todo: str) -> CheckpointCorrupt:
 
 
 def _check_age(directory: Path, newest: Record) -> None:
-    """A disk that was away may come back when the host has gone on elsewhere."""
+    """A disk that was away may come back after the host has gone on elsewhere, from its backup."""
     generation = max(name.generation for name in list_names(directory))
     if generation < newest.generation:
         raise _refused(
             directory,
-            f"is of generation {generation}, but the host has been at {newest.generation}",
-            "Put the newer directory back; if going back is meant, remove the host's records in backups/",
+            f"is of generation {generation}, but the host has already reached generation {newest.generation}",
+            "Put the newer directory back; to go back to the older one on purpose, remove the host's records in backups/",
         )
 
 
 def _check_newest(records: Records, mine: Record) -> None:
     if records.newest() != mine:
-        raise StaleGeneration("somebody else restores this host too", todo="Nothing: the other one goes on")
+        raise StaleGeneration(
+            "another process restores this host too", todo="Nothing is to be done: the other process goes on"
+        )
 
 
 def _put_in_place(new: Path, directory: Path) -> None:
-    """At once where nothing stands in the way; where there is a directory (a new disk, say), the manifest comes last."""
+    """By one rename where no directory exists. Into an existing directory (a new disk, for example) the manifest goes last."""
     try:
         if directory.is_symlink() and not directory.exists():
-            directory.unlink()  # it led to a disk that is gone
+            directory.unlink()  # a link to a disk that is gone
         if not directory.exists():
             new.rename(directory)
         else:
@@ -89,7 +91,7 @@ def _put_in_place(new: Path, directory: Path) -> None:
 
 
 def _move_into(new: Path, directory: Path) -> None:
-    for name in list_names(directory):  # the rest of a log whose manifest is gone, or of an attempt before this one
+    for name in list_names(directory):  # left by a log whose manifest is lost, or by an unfinished restore
         (directory / str(name)).unlink(missing_ok=True)
     manifests = [name for name in list_names(new) if name.kind == "manifest"]
     for name in list_names(new):

@@ -25,10 +25,10 @@ from godwit.errors import (
 )
 from godwit.model.routing import Routing
 from godwit.model.units import Units
-from godwit.runtime.backup.keeper import Keeping
+from godwit.runtime.backup.keeper import BackupKeeper
 from godwit.runtime.backup.records import Records
-from godwit.runtime.backup.restore import restored
-from godwit.runtime.backup.sender import Backup, no_backup
+from godwit.runtime.backup.restore import restore_if_lost
+from godwit.runtime.backup.sender import BackupSender, no_backup
 from godwit.runtime.handover.order import Port
 from godwit.runtime.host.compaction import Upkeep
 from godwit.runtime.host.exchange import Exchange, replaced
@@ -140,7 +140,7 @@ class Host:
     def _opened(self) -> Recovered:
         """The log, from a backup if need be. What was said of a backup does not hold for what is answered from now on."""
         config = self.config
-        self._restored = restored(config.checkpoint, config.host)
+        self._restored = restore_if_lost(config.checkpoint, config.host)
         records = Records(config.checkpoint, config.host)
         before = records.newest()
         self.log, recovered = Changelog.open(
@@ -150,9 +150,9 @@ class Host:
         self._mount = probe(self.directory)  # as this machine sees it
         self._crumbs = Crumbs(self.directory, self.generation, config.incarnation)
         record = records.next(before, "none", None if before is None else before.peer, self.generation)
-        self._keeping = Keeping(config.checkpoint, config.host, self._stop.is_set)
-        self._keeping.tidy()
-        self._backup = Backup(self._port(), record, self._controller.call, self._end) if config.backup else None
+        self._backup_keeper = BackupKeeper(config.checkpoint, config.host, self._stop.is_set)
+        self._backup_keeper.tidy()
+        self._backup = BackupSender(self._port(), record, self._controller.call, self._end) if config.backup else None
         return recovered
 
     def _service(self) -> Service:
@@ -260,7 +260,7 @@ class Host:
                 self._moves.receive(header, reader, writer)
                 return
             if "backup" in header:
-                self._keeping.receive(header, reader, writer)
+                self._backup_keeper.receive(header, reader, writer)
                 return
             shared = self._instances.of(header)
             writer.begin(with_rows(shared.instance.spec.output_schema))
@@ -346,7 +346,7 @@ class Host:
             return {"bytes": copy_log(self.log, Path(wire.field(request, "to", str)))}
 
     def _action_tidy_backups(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._keeping.tidy()
+        self._backup_keeper.tidy()
         return {}
 
     def _action_define(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -368,7 +368,7 @@ class Host:
                 "network": self._mount.network,
                 "durability": self.log.durability,
             },
-            "backup": backup | {"keeps_for": self._keeping.bytes_by_origin()},
+            "backup": backup | {"keeps_for": self._backup_keeper.bytes_by_origin()},
             "instances": instances,
         }
 

@@ -15,7 +15,7 @@ from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, from_json
 from godwit.model.ownership import Ownership
 from godwit.model.units import Unit, Units
-from godwit.runtime.backup.restore import restored
+from godwit.runtime.backup.restore import restore_if_lost
 from godwit.runtime.liveness.leases import end_lease, read_lease
 from godwit.runtime.liveness.wills import read_will, write_will
 from godwit.state.fencing import check_newest
@@ -56,7 +56,7 @@ class Estate:
 
 def fenced(directory: Path, durability: Durability) -> Estate:
     """Whoever wrote there is stopped: at its next write it finds that there is a newer generation."""
-    restored(str(directory.parent.parent), directory.name)
+    restore_if_lost(str(directory.parent.parent), directory.name)
     _, left = take_over(directory, durability)
     words = [part.info for part in left.last_words().parts()]
     owned = {info["op"]: Ownership.from_dict(directory.name, info["own"]) for info in words if info["kind"] == "own"}
