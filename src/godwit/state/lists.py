@@ -20,7 +20,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import KeyChanges, Merge, Ops, Row, Shelved, saved
+from godwit.state.table import MergedKeys, Merge, Ops, Row, Shelved, saved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 
@@ -113,12 +113,12 @@ class ListTable(Shelved[list[bytes]]):
         changes.add(self.var, CLEAR, list(cleared))
         self._note_appends(stage, bases, changes)
 
-        def merge() -> KeyChanges:
+        def merge() -> MergedKeys:
             self._stage = {}
             self._merge_clears(cleared)
             added = self._merge_appends(stage, bases)
             self._merge_expiry(stage)
-            return KeyChanges(added, list(cleared))
+            return MergedKeys(added, list(cleared))
 
         return merge
 

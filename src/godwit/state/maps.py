@@ -21,7 +21,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import KeyChanges, Merge, Ops, Row, Shelved, saved
+from godwit.state.table import MergedKeys, Merge, Ops, Row, Shelved, saved
 
 Entries: TypeAlias = dict[bytes, bytes]
 
@@ -147,7 +147,7 @@ class MapTable(Shelved[Entries]):
         _note(changes, self.var, REMOVE, gone)
         _note(changes, self.var, PUT, puts)
 
-        def merge() -> KeyChanges:
+        def merge() -> MergedKeys:
             self._stage = {}
             self._merge_clears(cleared)
             self._merge_removes(gone, bases)
@@ -156,7 +156,7 @@ class MapTable(Shelved[Entries]):
             self.shelf.remove_many(emptied, [{}] * len(emptied))
             if self._expiry is not None:
                 self._expiry.keep()
-            return KeyChanges(added, [*cleared, *emptied])
+            return MergedKeys(added, [*cleared, *emptied])
 
         return merge
 

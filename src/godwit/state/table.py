@@ -23,14 +23,14 @@ S = TypeVar("S")
 Row: TypeAlias = tuple[Key, bytes | None, bytes | None]  # key, sub, value
 
 
-class KeyChanges(NamedTuple):
+class MergedKeys(NamedTuple):
     """Keys that a merge brought into a table, and keys of which it left nothing there."""
 
     added: Sequence[Key] = ()
     removed: Sequence[Key] = ()
 
 
-Merge: TypeAlias = Callable[[], KeyChanges]  # moves a stage into its base and remembers what was there
+Merge: TypeAlias = Callable[[], MergedKeys]  # moves a stage into its base and remembers what was there
 
 
 class Table(Protocol):

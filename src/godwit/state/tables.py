@@ -25,7 +25,7 @@ from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
 from godwit.state.shelf import Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import KeyChanges, Merge, Row, Table
+from godwit.state.table import MergedKeys, Merge, Row, Table
 from godwit.state.timers import TimerTable
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
@@ -399,7 +399,7 @@ class KeyedState:
         changes.add(var, PUT, [row[0] for row in block], None if no_subs else subs, None if no_values else values)
         return changes.to_batch(self.key_codec)
 
-    def _count_keys(self, table: Table, moves: KeyChanges) -> None:
+    def _count_keys(self, table: Table, moves: MergedKeys) -> None:
         if not moves.added and not moves.removed:
             return
         others = [other for other in self._tables.values() if other is not table and other.count]

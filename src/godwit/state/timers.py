@@ -15,7 +15,7 @@ from godwit.state.changes import PUT, REMOVE, TIMERS, Changes, timer_ms, timer_s
 from godwit.state.deadlines import Deadlines
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.spill import Spill
-from godwit.state.table import KeyChanges, Merge, Ops, Row, saved
+from godwit.state.table import MergedKeys, Merge, Ops, Row, saved
 
 Times: TypeAlias = tuple[int, ...]
 
@@ -93,7 +93,7 @@ class TimerTable:
         changes.add(TIMERS, REMOVE, [key for key, _ in removes], [timer_sub(at_ms) for _, at_ms in removes])
         changes.add(TIMERS, PUT, [key for key, _ in puts], [timer_sub(at_ms) for _, at_ms in puts])
 
-        def merge() -> KeyChanges:
+        def merge() -> MergedKeys:
             self._stage = {}
             for key, times in had.items():
                 self._undo.setdefault(key, times)
@@ -157,13 +157,13 @@ class TimerTable:
     def _is_set(self, at_ms: int, key: Key) -> bool:
         return at_ms in self._base.get(key, ())
 
-    def _moves(self, had: dict[Key, Times]) -> KeyChanges:
+    def _moves(self, had: dict[Key, Times]) -> MergedKeys:
         """Drop the keys that are left with no timer; say which came and which went."""
         emptied = [key for key in had if not self._base[key]]
         for key in emptied:
             del self._base[key]
         added = [key for key, times in had.items() if not times and key in self._base]
-        return KeyChanges(added, [key for key in emptied if had[key]])
+        return MergedKeys(added, [key for key in emptied if had[key]])
 
     def _schedule(self, timers: Iterable[tuple[Key, int]]) -> None:
         for key, at_ms in timers:

@@ -17,7 +17,7 @@ from godwit.state.images import IMAGE_BYTES, Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import KeyChanges, Merge, Ops, Row, Shelved, saved
+from godwit.state.table import MergedKeys, Merge, Ops, Row, Shelved, saved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
@@ -127,10 +127,10 @@ class ValueTable(Shelved[bytes]):
         changes.add(self.var, CLEAR, list(cleared))
         changes.add(self.var, PUT, keys, None, payloads)
 
-        def merge() -> KeyChanges:
+        def merge() -> MergedKeys:
             self._stage, self._stage_clears = {}, False
             self._merge_clears(cleared)
-            return KeyChanges(self._merge_puts(puts, keys, payloads, olds), list(cleared))
+            return MergedKeys(self._merge_puts(puts, keys, payloads, olds), list(cleared))
 
         return merge
 
