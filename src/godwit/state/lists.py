@@ -20,7 +20,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import MergedKeys, Merge, Ops, Row, Shelved, saved
+from godwit.state.table import Merge, MergedKeys, Ops, Row, Shelved, saved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 

@@ -25,7 +25,7 @@ from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
 from godwit.state.shelf import Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import MergedKeys, Merge, Row, Table
+from godwit.state.table import Merge, MergedKeys, Row, Table
 from godwit.state.timers import TimerTable
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable

@@ -15,7 +15,7 @@ from godwit.state.changes import PUT, REMOVE, TIMERS, Changes, timer_ms, timer_s
 from godwit.state.deadlines import Deadlines
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.spill import Spill
-from godwit.state.table import MergedKeys, Merge, Ops, Row, saved
+from godwit.state.table import Merge, MergedKeys, Ops, Row, saved
 
 Times: TypeAlias = tuple[int, ...]
 

@@ -17,7 +17,7 @@ from godwit.state.images import IMAGE_BYTES, Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import MergedKeys, Merge, Ops, Row, Shelved, saved
+from godwit.state.table import Merge, MergedKeys, Ops, Row, Shelved, saved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
