@@ -12,7 +12,7 @@ from pyspark.sql import GroupedData
 
 import godwit
 from godwit.spark.change.move_options import MoveOptions
-from godwit.spark.define.operators import OperatorOptions
+from godwit.spark.define.operator_definition import OperatorOptions
 
 PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "read_state", "rules", "windows"}
 REQUIRED = inspect.Parameter.empty

@@ -29,7 +29,7 @@ from godwit.runtime.instance.chunk_applier import ChunkApplier
 from godwit.runtime.memory.durable_changes import DurableChanges
 from godwit.runtime.router import router
 from godwit.runtime.router.links import Links
-from godwit.spark.define import operators
+from godwit.spark.define import operator_frame
 from godwit.state.changelog import Changelog
 from godwit.state.tables import KeyedState
 
@@ -148,8 +148,8 @@ class Timed(Tally):
 @contextmanager
 def routers_timed(lines: str) -> Iterator[None]:
     """Operators that are defined meanwhile have timed routers."""
-    made = operators._router_body
-    with replaced(operators, "_router_body", lambda *given: timed_body(made(*given), lines)):
+    made = operator_frame._router_body
+    with replaced(operator_frame, "_router_body", lambda *given: timed_body(made(*given), lines)):
         yield
 
 

@@ -12,7 +12,7 @@ from benchmarks.experiments.costs import RestSettings
 from benchmarks.experiments.failure import FailureSettings
 from benchmarks.experiments.throughput import ThroughputSettings
 from godwit.spark import workload_source as workload
-from godwit.spark.define import operators
+from godwit.spark.define import operator_frame
 
 EXACT = {"lost": 0, "duplicated": 0, "out_of_order": 0, "wrong_state": 0}
 
@@ -36,14 +36,14 @@ def exactness(found: dict[str, Any]) -> dict[str, int]:
 
 def test_the_time_of_a_row_is_told_part_by_part(spark: SparkSession) -> None:
     settings = ThroughputSettings(keys=100, hosts=1, lanes=1, batch_rows=2_000, warm_up=2, batches=3, profile=True)
-    router_body = operators._router_body
+    router_body = operator_frame._router_body
     found = throughput.measure(spark, settings.checked(), Watch())
     parts = found["microseconds_per_row"]
     assert sum(parts.values()) == pytest.approx(1e6 / found["rows_per_s"], rel=0.01)
     assert set(stopwatch.HOST_PARTS) < set(parts)
     assert min(parts.values()) > 0, parts
     assert found["wrong_state"] == 0
-    assert operators._router_body is router_body, "operators that are defined later are not timed"
+    assert operator_frame._router_body is router_body, "operators that are defined later are not timed"
 
 
 @pytest.mark.long

@@ -15,7 +15,8 @@ from pyspark.sql import functions as sf
 
 import godwit
 from godwit.errors import NotEnoughSlots
-from godwit.spark.define.operators import Definition, numbering
+from godwit.spark.define.operator_definition import Definition
+from godwit.spark.define.operator_frame import numbering
 from tests.spark.flocks import (
     OPERATOR,
     Count,

@@ -114,7 +114,7 @@ def test_real_time_trigger_is_refused(spark: SparkSession, flock: godwit.Flock, 
 
 def test_merge_is_refused_where_it_cannot_be(spark: SparkSession, flock: godwit.Flock) -> None:
     rows = spark.range(3).selectExpr("id AS key", "id AS n", "id AS amount")
-    with pytest.raises(DefinitionError, match="lane and sequence columns tell them apart"):
+    with pytest.raises(DefinitionError, match="a merge cannot have lane= and sequence= columns"):
         flock.process(rows, "key", Total(), name="lanes", lane="key", sequence="n")
 
     class Declaring(RowCount):

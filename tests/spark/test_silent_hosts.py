@@ -68,5 +68,5 @@ def test_no_false_alarm_under_full_load(spark: SparkSession, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("silent_s", [0, 0.4, -1, float("nan"), float("inf"), True, "1"])
 def test_times_that_are_not_possible(spark: SparkSession, tmp_path: Path, silent_s: Any) -> None:
-    with pytest.raises(DefinitionError, match=r"silent_s=.* is not possible\. Give seconds from 0\.5 up, or None"):
+    with pytest.raises(DefinitionError, match=r"silent_s=.* is not allowed\. Give 0\.5 seconds or more .*, or None"):
         godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "ck", silent_s=silent_s)

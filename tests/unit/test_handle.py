@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 
 from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
 from godwit.spark.pyspark_api.handle import VALUE_BYTES_MAX, Handle, Scope
-from godwit.spark.pyspark_api.schemas import arrow_schema, parse_ddl
+from godwit.spark.pyspark_api.schemas import parse_ddl, variable_schema
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 
@@ -447,7 +447,7 @@ def test_ddl_knows_what_must_not_be_null():
     parsed = parse_ddl("a int NOT NULL, b struct<x: int not null, y: int>")
     assert [field.nullable for field in parsed] == [False, True]
     assert [field.nullable for field in parsed["b"].dataType] == [False, True]
-    assert arrow_schema("a int NOT NULL", "v") == pa.schema([pa.field("a", pa.int32(), nullable=False)])
+    assert variable_schema("a int NOT NULL", "v") == pa.schema([pa.field("a", pa.int32(), nullable=False)])
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def checked(rules: Any, minimum: int, maximum: int, operators: Sequence[str] = (
 def _check_limits(minimum: Any, maximum: Any) -> None:
     for name, value in (("minimum", minimum), ("maximum", maximum)):
         if not _count(value):
-            raise DefinitionError(f"{name}={value!r} is not possible", todo="Give a number of hosts from 1 up")
+            raise DefinitionError(f"{name}={value!r} is not allowed", todo="Give a number of hosts from 1 up")
     if minimum > maximum:
         raise DefinitionError(
             f"minimum={minimum} is above maximum={maximum}, so no number of hosts would be right",
@@ -83,7 +83,7 @@ def _check_numbers(rule: Rule) -> None:
             todo = (
                 f"Give a number from {least:g} to {most:g}" if most < math.inf else f"Give a number from {least:g} up"
             )
-            raise DefinitionError(f"{name}={value!r} is not possible", todo=todo, rule=rule.name)
+            raise DefinitionError(f"{name}={value!r} is not allowed", todo=todo, rule=rule.name)
     wrong_way = {OUT: rule.below, IN: rule.above, SPREAD: rule.below}.get(rule.action)
     if wrong_way is not None:
         way = "below" if rule.action != IN else "above"
@@ -118,7 +118,7 @@ def _check_hosts(rule: Rule, minimum: int, maximum: int) -> None:
     most = maximum if rule.at_most is None else rule.at_most
     for name, value in (("at_least", rule.at_least), ("at_most", most)):
         if not _count(value):
-            raise DefinitionError(f"{name}={value!r} is not possible", todo="Give a number of hosts", rule=rule.name)
+            raise DefinitionError(f"{name}={value!r} is not allowed", todo="Give a number of hosts", rule=rule.name)
     for what, low, high in (
         (f"at_least={rule.at_least} is above the flock's maximum={maximum}", rule.at_least, maximum),
         (f"at_least={rule.at_least} is above at_most={rule.at_most}", rule.at_least, most),

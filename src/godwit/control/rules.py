@@ -134,7 +134,7 @@ def parsed(text: str, where: str = "the rules") -> list[Rule]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise DefinitionError(f"{where} cannot be read as TOML: {error}", todo="Mend the file") from error
+        raise DefinitionError(f"{where} cannot be read as TOML: {error}", todo="Correct the file") from error
     tables = data.pop("rule", [])
     if data or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables) or not tables:
         odd = f"has {next(iter(data))!r}" if data else "has no [[rule]]"

@@ -40,8 +40,8 @@ from godwit.spark.checkpoint.run_admission import RunAdmission
 from godwit.spark.checkpoint.state_view import state_frame
 from godwit.spark.define import timer_source
 from godwit.spark.define.arguments import check_arguments, check_session, check_silence, check_slots, key_names
+from godwit.spark.define.operator_definition import Definition, OperatorOptions
 from godwit.spark.define.operator_registry import OperatorRegistry
-from godwit.spark.define.operators import Definition, OperatorOptions
 from godwit.spark.hosts.backup_peers import BackupPeers
 from godwit.spark.hosts.flock_status import flock_status
 from godwit.spark.hosts.host_jobs import TASK_ENDED, HostJob, Hosts

@@ -57,10 +57,10 @@ def checked_settings(
     rules = checked(_read(given), minimum, most, operators)
     check_slots(spark, most, taken)
     if not isinstance(every_s, (int, float)) or isinstance(every_s, bool) or not 0.05 <= every_s <= 3600:
-        raise DefinitionError(f"every_s={every_s!r} is not possible", todo="Give seconds, from 0.05 to 3600")
+        raise DefinitionError(f"every_s={every_s!r} is not allowed", todo="Give seconds, from 0.05 to 3600")
     if not isinstance(warm, int) or isinstance(warm, bool) or not 0 <= warm < most:
         raise DefinitionError(
-            f"warm={warm!r} is not possible with at most {most} hosts", todo=f"Give a number from 0 to {most - 1}"
+            f"warm={warm!r} is not allowed with at most {most} hosts", todo=f"Give a number from 0 to {most - 1}"
         )
     return AutoscalerSettings(rules, minimum, most, float(every_s), warm)
 

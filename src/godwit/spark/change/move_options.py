@@ -126,7 +126,7 @@ def _check_numbers(options: CheckedOptions) -> None:
         if number is None:
             continue
         if not isinstance(number, kinds) or isinstance(number, bool) or not number >= least:
-            raise DefinitionError(f"{name}={number!r} is not possible", todo=f"Give a number from {least} up")
+            raise DefinitionError(f"{name}={number!r} is not allowed", todo=f"Give a number from {least} up")
 
 
 def _check_fitting(options: CheckedOptions) -> None:

@@ -24,7 +24,7 @@ def checked_disks(disks: Any) -> tuple[Path, ...]:
     if disks is None:
         return ()
     if isinstance(disks, (str, bytes)) or not isinstance(disks, Sequence) or not disks:
-        raise DefinitionError(f"disks={disks!r} is not possible", todo="Give a list of directories, one on each disk")
+        raise DefinitionError(f"disks={disks!r} is not allowed", todo="Give a list of directories, one on each disk")
     paths = [Path(disk) if isinstance(disk, (str, os.PathLike)) else None for disk in disks]
     for given, path in zip(disks, paths, strict=True):
         if path is None or not path.is_absolute():

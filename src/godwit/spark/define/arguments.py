@@ -1,4 +1,4 @@
-"""What a user gives when opening a flock or defining an operator, checked before anything is done."""
+"""Checks of the arguments with which a user opens a flock or names keys, made before anything else happens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from pyspark.sql import SparkSession
 from godwit.control.heartbeats import TICK_S
 from godwit.errors import DefinitionError, NotEnoughSlots
 
-SILENT_S_MIN = 0.5  # a beat that comes late and one that is lost are no silence
-EXECUTORS_TIMEOUT_S = 30.0  # as long as Spark itself waits for executors before it schedules without them
+SILENT_S_MIN = 0.5  # shorter, one late or lost heartbeat would count as silence
+EXECUTORS_TIMEOUT_S = 30.0  # Spark itself waits so long for executors before it schedules
 
 
 def key_names(keys: Any) -> tuple[str, ...]:
     names = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, (list, tuple)) else ()
     if not all(isinstance(name, str) for name in names) or (not names and not isinstance(keys, (list, tuple))):
-        raise DefinitionError(f"keys={keys!r} are not names of columns", todo="Give one name, or a list of names")
+        raise DefinitionError(
+            f"keys={keys!r} does not name columns", todo="Give the name of a column, or a list of names"
+        )
     return names
 
 
@@ -46,10 +48,11 @@ def check_arguments(
         ("onGap", on_gap, on_gap in ("error", "accept"), "'error' or 'accept'"),
     ):
         if not good:
-            raise DefinitionError(f"{name}={value!r} is not possible", todo=f"Give {allowed}")
+            raise DefinitionError(f"{name}={value!r} is not allowed", todo=f"Give {allowed}")
     if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token.strip()):
         raise DefinitionError(
-            "the token cannot be sent", todo="Give printable ASCII text that is not empty, or leave it out"
+            "token= is not text that can be sent",
+            todo="Give printable ASCII text that is not empty, or leave token= out",
         )
 
 
@@ -58,8 +61,8 @@ def check_silence(silent_s: Any) -> None:
         return
     if isinstance(silent_s, bool) or not isinstance(silent_s, (int, float)) or not SILENT_S_MIN <= silent_s < math.inf:
         raise DefinitionError(
-            f"silent_s={silent_s!r} is not possible",
-            todo=f"Give seconds from {SILENT_S_MIN} up, or None to leave it to Spark: hosts beat every {TICK_S} s",
+            f"silent_s={silent_s!r} is not allowed",
+            todo=f"Give {SILENT_S_MIN} seconds or more (heartbeats come every {TICK_S} s), or None to rely on Spark alone",
         )
 
 
@@ -67,20 +70,17 @@ def check_session(spark: Any) -> None:
     if not isinstance(spark, SparkSession):
         raise DefinitionError(
             f"a classic SparkSession is expected, not {type(spark).__module__}.{type(spark).__name__}",
-            todo="Hosts are tasks of the application itself, so it must run beside its driver, not through Spark Connect",
+            todo="Open the flock in the driver, not through Spark Connect: hosts are tasks of the application itself",
         )
     if spark.sparkContext._jsc is None:
-        raise DefinitionError(
-            "this SparkSession has been stopped", todo="Make a new session and open the flock on that"
-        )
+        raise DefinitionError("this SparkSession has been stopped", todo="Make a new session and open the flock on it")
 
 
 def check_slots(spark: SparkSession, hosts: int, taken: Mapping[str, int]) -> None:
-    """Hosts hold a task slot each, and at least one must be left for the query's own tasks.
+    """Refuse more hosts than there are task slots: each host occupies one, and the query needs at least one.
 
-    `taken`: slots that the hosts of other flocks of the application hold, by checkpoint.
-
-    The executors of a cluster come some time after the session; those of a local master are there from the start.
+    `taken`: slots that the hosts of other flocks of the application occupy, by checkpoint. A cluster may need some time to
+    start executors, so the check waits for them; a local master has all its slots from the start.
     """
     context: Any = spark.sparkContext._jsc.sc()
     profile = context.resourceProfileManager().defaultResourceProfile()
@@ -100,6 +100,6 @@ def check_slots(spark: SparkSession, hosts: int, taken: Mapping[str, int]) -> No
 
 
 def slots_of(spark: SparkSession) -> int:
-    """Task slots that Spark has now."""
+    """The number of task slots that Spark has now."""
     context: Any = spark.sparkContext._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))

@@ -1,7 +1,7 @@
-"""The rows behind `initialState`: checked against the operator, and divided among hosts.
+"""The rows of `initialState`: checked against the operator, and divided among the hosts.
 
-A stream takes them up once, through routers, before its first batch; an operator over a batch DataFrame ships them with its
-definition, because every evaluation starts from them.
+An operator over a stream gets them once, through routers, before its first batch. An operator over a batch DataFrame gets them
+with its definition, because every evaluation starts from them.
 """
 
 from __future__ import annotations
@@ -14,49 +14,55 @@ from pyspark.sql import DataFrame, GroupedData
 
 from godwit.errors import DefinitionError
 from godwit.model.routing import Routing
-from godwit.spark.define.operators import input_schema
+from godwit.spark.pyspark_api.schemas import input_schema
 from godwit.transport.wire import HASH
+
+INITIAL_BATCH = -1  # the number of the batch that takes up the initial rows, before all batches of the stream
 
 
 def initial_rows(initial: DataFrame | GroupedData, key_schema: pa.Schema) -> DataFrame:
-    """The rows, which PySpark users give as a grouped DataFrame."""
+    """The rows of `initialState`, which PySpark users pass as a grouped DataFrame."""
     frame = initial._df if isinstance(initial, GroupedData) else initial
     if frame.isStreaming:
-        raise DefinitionError("initialState must be a batch DataFrame")
+        raise DefinitionError(
+            "initialState is a streaming DataFrame, and must be a batch DataFrame", todo="Read it with spark.read"
+        )
     missing = [key for key in key_schema.names if key not in frame.columns]
     if missing:
-        raise DefinitionError(f"initialState has no key column {missing[0]!r}", todo="Name key columns as in the input")
+        raise DefinitionError(
+            f"initialState has no key column {missing[0]!r}", todo="Give it the same key columns as the input"
+        )
     if isinstance(initial, GroupedData) and _grouped_by(initial) != key_schema.names:
         raise DefinitionError(
-            f"initialState is grouped by {', '.join(_grouped_by(initial))}, the input by {', '.join(key_schema.names)}",
+            f"initialState is grouped by {', '.join(_grouped_by(initial))}, the operator by {', '.join(key_schema.names)}",
             todo="Group both by the same columns, in the same order",
         )
     schema = input_schema(frame)
-    other = [key for key in key_schema if schema.field(key.name).type != key.type]
-    if other:
+    mistyped = [key for key in key_schema if schema.field(key.name).type != key.type]
+    if mistyped:
         raise DefinitionError(
-            f"key column {other[0].name!r} of initialState is {schema.field(other[0].name).type}, not {other[0].type}",
-            todo="Cast it to the type it has in the input",
+            f"key column {mistyped[0].name!r} of initialState is {schema.field(mistyped[0].name).type}, not {mistyped[0].type}",
+            todo="Cast the column to the type that it has in the input",
         )
     return frame
 
 
 def _grouped_by(grouped: GroupedData) -> list[str]:
-    """The columns of a groupBy, which PySpark itself does not show; an attribute reads `name#17L` or `'name`."""
-    found: Any = grouped._jgd
-    expressions = found.groupingExprs()
+    """The columns of a groupBy, read from the JVM. An attribute there reads `name#17L` or `'name`."""
+    jvm_grouped: Any = grouped._jgd
+    expressions = jvm_grouped.groupingExprs()
     shown = [str(expressions.apply(i).toString()) for i in range(expressions.size())]
     return [name.lstrip("'").replace("`", "").partition("#")[0] for name in shown]
 
 
 def by_owner(frame: DataFrame, routing: Routing) -> dict[str, bytes]:
-    """Hashed rows, collected and divided among hosts: an Arrow stream for each that gets any."""
+    """Hashed rows, collected and divided among the hosts: an Arrow stream for each host that gets rows."""
     table = frame.toArrow()
     owner = np.array(routing.owners)[table.column(HASH).to_numpy() % len(routing.owners)]
-    found = {}
+    streams = {}
     for position in np.unique(owner).tolist():
         stream = pa.BufferOutputStream()
         with pa.ipc.new_stream(stream, table.schema) as writer:
             writer.write_table(table.take(np.flatnonzero(owner == position)))
-        found[routing.hosts[position]] = stream.getvalue().to_pybytes()
-    return found
+        streams[routing.hosts[position]] = stream.getvalue().to_pybytes()
+    return streams

@@ -1,6 +1,7 @@
-"""The operators of a flock: defined once, made known to its hosts, and turned into DataFrames whose rows go there.
+"""The operators of a flock: defined once, announced to its hosts, and turned into DataFrames whose rows go there.
 
-Decides what a definition must fit, and in which order it becomes known. What an operator is made of is in `operators`.
+Decides whether a definition fits the checkpoint, and in which order controller, hosts and checkpoint learn of it.
+`build_operator` builds the operator.
 """
 
 from __future__ import annotations
@@ -24,15 +25,12 @@ from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.run_admission import Binding, RunAdmission
 from godwit.spark.checkpoint.source_offsets import stream_columns
 from godwit.spark.define import timer_source
-from godwit.spark.define.initial_state import by_owner, initial_rows
-from godwit.spark.define.operators import (
-    INITIAL_BATCH,
-    Definition,
-    build,
-    checked_name,
+from godwit.spark.define.build_operator import build
+from godwit.spark.define.initial_state import INITIAL_BATCH, by_owner, initial_rows
+from godwit.spark.define.operator_definition import Definition, checked_name
+from godwit.spark.define.operator_frame import (
     current_task,
     hashed,
-    input_schema,
     numbering,
     partitioned,
     routed,
@@ -42,10 +40,11 @@ from godwit.spark.define.operators import (
 from godwit.spark.hosts.host_jobs import Hosts
 from godwit.spark.hosts.membership import Membership
 from godwit.spark.hosts.owner_tables import OwnerTables
+from godwit.spark.pyspark_api.schemas import input_schema
 
 
 class OperatorRegistry:
-    """`operators`: those that have been defined since the flock was opened."""
+    """`operators`: the operators that were defined since the flock was opened, by name."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class OperatorRegistry:
         start = None if initial is None else hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
         if start is not None and operator.spec.ephemeral:
             operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
-        self._check_kept(operator)
+        self._check_fits_checkpoint(operator)
         self._admission.sources[definition.name] = stream_columns(definition.frame, without=timer_source.FORMAT)
         self._admission.merges[definition.name] = bool(operator.spec.merge)
         with self._members.changing:
@@ -97,20 +96,22 @@ class OperatorRegistry:
         return self._frame(definition, operator, route)
 
     def _fixed_routing(self) -> Routing:
-        """For operators over batch DataFrames, whose state is never moved: each evaluation spreads over the hosts anew."""
+        """The table of an operator over a batch DataFrame: its state lives for one evaluation and is never moved."""
         return Routing.spread(self._home.roster(), len(self._home.routing.owners))
 
-    def _check_kept(self, operator: Operator) -> None:
-        kept = self._home.operator(operator.spec.name)
-        if kept is not None:
-            operator.spec.check_fits(kept[0])
+    def _check_fits_checkpoint(self, operator: Operator) -> None:
+        recorded = self._home.operator(operator.spec.name)
+        if recorded is not None:
+            operator.spec.check_fits(recorded[0])
 
     def _announce(self, operator: Operator, routing: Routing) -> None:
-        """To the controller first, so that a host that starts in between has it too."""
+        """The controller learns of the operator first, because a host that starts meanwhile gets its operators from there."""
         self._controller.add(operator, routing)
         try:
             for host in self._controller.hosts():
-                with suppress(HostUnavailable, StaleGeneration):  # its successor takes definitions from the controller
+                with suppress(
+                    HostUnavailable, StaleGeneration
+                ):  # the next generation gets the operator from the controller
                     self._hosts.ask_now(host, "define", operator=operator_json(operator, routing))
         except GodwitError:
             self._controller.remove(operator.spec.name)
@@ -148,10 +149,12 @@ class OperatorRegistry:
         return routed(rows, route, self._incarnation)
 
     def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
-        """Send the initial rows to hosts now, in a batch job of their own, before any batch of the stream."""
+        """Send the initial rows to the hosts now, by a Spark job of their own, before any batch of the stream."""
         schema = input_schema(frame.drop(frame.columns[-1]))
         incarnation = self._incarnation
-        batch = BatchRef("initial", f"initial-{uuid4().hex}", INITIAL_BATCH)  # another job may cut the rows otherwise
+        batch = BatchRef(
+            "initial", f"initial-{uuid4().hex}", INITIAL_BATCH
+        )  # unique, because another job may divide the rows otherwise
 
         def body(batches: Iterator[Any]) -> Iterator[Any]:
             now = current_task(incarnation)
@@ -164,18 +167,18 @@ class OperatorRegistry:
         self._home.keep(operator.spec, None, initialised=True)
 
     def admitted(self, name: str) -> None:
-        """A batch of its query may run: which query that is, is written down."""
+        """A run of the operator's query was admitted: the checkpoint records which query that is."""
         operator = self.operators.get(name)
         if operator is not None:
             self._home.keep(operator.spec, self._admission.bindings[name])
 
     def known(self, name: str) -> tuple[OperatorSpec, Binding | None]:
-        """Also those of earlier openings."""
-        kept = self._home.operator(str(name))
-        if kept is None:
+        """An operator of this checkpoint, also if it was defined before the flock was opened."""
+        recorded = self._home.operator(str(name))
+        if recorded is None:
             raise DefinitionError(
                 "no operator of this name on this flock",
-                todo=f"There are: {', '.join(sorted(self.operators)) or 'none yet'}",
+                todo=f"The operators are: {', '.join(sorted(self.operators)) or 'none yet'}",
                 operator=name,
             )
-        return kept
+        return recorded

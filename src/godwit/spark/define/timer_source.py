@@ -1,8 +1,7 @@
-"""A source that has a row only when a timer is due: the batch that fires timers when no data comes.
+"""A streaming source that has a row only when a timer is due, so that Spark runs a batch which fires timers without data.
 
-Spark runs batches without data only for its own stateful operators. This source stands beside an operator's input and gives
-Spark a reason to run a batch exactly when some host has something to fire. Its rows carry nothing and are dropped by the
-router; opening the batch is what fires timers.
+Spark runs batches without data only for its own stateful operators. The rows of this source (ticks) are a second input of an
+operator with timers; the router drops them. The hosts fire timers when the batch is opened.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ def register(spark: SparkSession) -> None:
 
 
 def ticks(spark: SparkSession, route: Route) -> DataFrame:
-    """Empty rows that come when something of the route's operator is due."""
-    given = {"operator": route.operator, "checkpoint": route.checkpoint, "token": route.token}
-    return spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **given).load()
+    """The ticks of the route's operator: a row whenever a timer of the operator is due."""
+    options = {"operator": route.operator, "checkpoint": route.checkpoint, "token": route.token}
+    return spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **options).load()
 
 
 class TimerSource(DataSource):
-    """Options: operator, checkpoint, hosts (comma separated; those of the definition, if there are others since), token."""
+    """Options: operator, checkpoint, token, and hosts: those of the definition, comma separated, used if there is no roster."""
 
     @classmethod
     def name(cls) -> str:
@@ -60,7 +59,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until_ms: int | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is due now by the clock, and whatever the data at hand makes due by event time; so the query ends."""
+        """So that the query ends, timers count that are due by now, or by the event time of the data at hand."""
         self._until_ms = time.time_ns() // 1_000_000
 
     def initialOffset(self) -> dict[str, Any]:
@@ -73,7 +72,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"tick": max(start["tick"] + 1, time.time_ns() // 1_000_000)}
 
     def _due(self, host: str) -> bool:
-        """A host that cannot be asked now has nothing due; it is asked again at the next trigger."""
+        """A host that does not answer counts as one without due timers; the next trigger asks it again."""
         lease = read_lease(host_directory(self._checkpoint, host))
         if lease is None:
             return False

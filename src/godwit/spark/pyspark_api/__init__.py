@@ -1,1 +1,1 @@
-"""What a PySpark StatefulProcessor sees: its handle, its state variables, rows, frames and schemas."""
+"""The PySpark side of a StatefulProcessor: handle, state variables, rows, frames and schemas."""

@@ -1,9 +1,8 @@
-"""What a PySpark processor gets from Godwit in place of Spark: the handle, and the state behind it.
+"""The handle and the state variables that Godwit gives to a PySpark processor in place of Spark's own.
 
-Decides how each method of PySpark's StatefulProcessorHandle, ValueState, ListState and MapState reads and
-writes the staged state of the current key, and which calls are refused (as Spark refuses them). The classes
-are subclasses of PySpark's, so user code that checks types goes on working. It must not know how rows reach
-the processor or where state is kept.
+Decides how each method of PySpark's StatefulProcessorHandle, ValueState, ListState and MapState reads and writes the staged
+state of the current key, and which calls are refused, as in Spark. The classes are subclasses of PySpark's, so that type checks
+in user code work. Must not know how rows reach the processor or where state is stored.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from pyspark.sql import types as sql
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 
 from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
-from godwit.spark.pyspark_api.convert import row_maker
-from godwit.spark.pyspark_api.schemas import arrow_schema
+from godwit.spark.pyspark_api.schemas import variable_schema
+from godwit.spark.pyspark_api.user_inputs import row_maker
 from godwit.state.codec import compile_codec
 from godwit.state.keys import Key
 from godwit.state.tables import KeyedState
@@ -32,13 +31,13 @@ VALUE_BYTES_MAX: Final = 64 << 20
 
 
 class Scope:
-    """Whose state user code may touch right now: no one's while `key` is None."""
+    """The key whose state user code may use now; none while `key` is None."""
 
     __slots__ = ("call", "declaring", "key", "public", "state", "time_mode", "tz", "value_bytes_max")
 
     def __init__(self, time_mode: str, tz: str, value_bytes_max: int, public: Callable[[Key], Key]) -> None:
         self.key: Key | None = None
-        self.call = -1  # which call of user code is going on, of those that a chunk needs
+        self.call = -1  # the number of the running call of user code within the chunk
         self.declaring = True
         self.state: KeyedState | None = None
         self.time_mode = time_mode
@@ -49,9 +48,8 @@ class Scope:
     def here(self, what: str) -> tuple[KeyedState, Key]:
         if self.key is None or self.state is None:
             raise DefinitionError(
-                f"{what} belongs to a key, and there is none outside of handleInputRows, handleExpiredTimer and"
-                " handleInitialState",
-                todo="Do not use state or timers in init or close",
+                f"{what} was used outside of a call that has a key",
+                todo="Use state and timers only in handleInputRows, handleExpiredTimer and handleInitialState",
             )
         return self.state, self.key
 
@@ -61,7 +59,7 @@ class Scope:
 
 
 class _Fields:
-    """Encodes and decodes one tuple of a variable: a value, an element, a map's key."""
+    """Encodes and decodes one tuple of a variable: a value, an element of a list, or the key of a map entry."""
 
     __slots__ = ("_encode", "_name", "_scope", "decode")
 
@@ -82,10 +80,10 @@ class _Fields:
             raise error.at(variable=self._name, key=self._scope.shown_key) from None
         if len(payload) > self._scope.value_bytes_max:
             raise StateTooLarge(
-                f"a value of {len(payload)} bytes is over the limit of {self._scope.value_bytes_max}",
+                f"a state value has {len(payload)} bytes, which is over the limit of {self._scope.value_bytes_max}",
                 variable=self._name,
                 key=self._scope.shown_key,
-                todo="Keep less in one value (a list or a map holds many), or raise the limit",
+                todo="Store less in one value (a list or map state has one per element), or raise the limit value_bytes_max",
             )
         return payload
 
@@ -96,7 +94,7 @@ class _Fields:
             payloads = [self.encode(value) for value in values]
             if payloads:
                 return payloads
-            what = "a list state does not take an empty list, in Spark as here"
+            what = "a list state cannot be set to an empty list, as in Spark"
         todo = "Use clear() to empty a list state"
         raise StateTypeError(what, variable=self._name, key=self._scope.shown_key, todo=todo)
 
@@ -110,8 +108,8 @@ def _as_tuple(values: Any) -> tuple[Any, ...]:
     )
 
 
-class _Held:
-    """What the three kinds of state have in common; PySpark's own constructors want a socket to the JVM."""
+class _StateVariable:
+    """What the three kinds of state share. PySpark's own constructors are not called: they need a socket to the JVM."""
 
     def __init__(self, scope: Scope, position: int, variable: Variable) -> None:
         self._scope = scope
@@ -120,7 +118,7 @@ class _Held:
         self._fields = _Fields(scope, variable.name, variable.schema)
 
 
-class KeyValueState(_Held, ValueState):
+class KeyValueState(_StateVariable, ValueState):
     def exists(self) -> bool:
         state, key = self._scope.here(self._what)
         return state.value_get(self._position, key) is not None
@@ -139,7 +137,7 @@ class KeyValueState(_Held, ValueState):
         state.value_clear(self._position, key)
 
 
-class KeyListState(_Held, ListState):
+class KeyListState(_StateVariable, ListState):
     def exists(self) -> bool:
         state, key = self._scope.here(self._what)
         return bool(state.list_get(self._position, key))
@@ -165,7 +163,7 @@ class KeyListState(_Held, ListState):
         state.list_clear(self._position, key)
 
 
-class KeyMapState(_Held, MapState):
+class KeyMapState(_StateVariable, MapState):
     def __init__(self, scope: Scope, position: int, variable: Variable) -> None:
         super().__init__(scope, position, variable)
         self._keys = _Fields(scope, variable.name, cast(pa.Schema, variable.key_schema))
@@ -212,8 +210,8 @@ class KeyMapState(_Held, MapState):
 class Handle(StatefulProcessorHandle):
     """The handle that a processor's init gets.
 
-    With `declared` (on a host) init gets the variables that the definition has; without (on the driver) it
-    declares them, and what it declared and removed is kept here.
+    On the driver init declares the variables, and the handle records them (`variables`, `removed`). On a host `declared` has
+    the variables of the definition, and init gets those.
     """
 
     def __init__(self, scope: Scope, declared: Iterable[Variable] | None = None) -> None:
@@ -257,9 +255,9 @@ class Handle(StatefulProcessorHandle):
             position, variable = self._declared[name]
         else:
             raise DefinitionError(
-                f"init asks for the {kind} state {name!r}, which it did not declare on the driver",
+                f"init declares the {kind} state {name!r} on this host, and did not declare it on the driver",
                 variable=name,
-                todo="Declare the same state variables wherever init runs",
+                todo="Let init declare the same state variables wherever it runs",
             )
         self._taken[name] = variable
         return position, variable
@@ -268,34 +266,34 @@ class Handle(StatefulProcessorHandle):
         self, name: Any, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
     ) -> Variable:
         if not isinstance(name, str) or not name.strip() or name != name.strip() or name[0] == "$":
-            todo = "Names are not empty, do not begin or end with a space, and do not begin with $"
+            todo = "Give a name that is not empty, has no space at its ends and does not begin with $"
             raise DefinitionError(f"{name!r} cannot be the name of a state variable", todo=todo)
         if ttl_ms and (ttl_ms < 0 or self._scope.time_mode != "processingtime"):
             raise DefinitionError(
                 f"state variable {name!r} has a TTL of {ttl_ms} ms with timeMode {self._scope.time_mode!r}",
                 variable=name,
-                todo="A TTL is positive, and needs timeMode 'processingTime', in Spark as here",
+                todo="Give a positive TTL, and timeMode 'processingTime', as Spark requires",
             )
-        key_fields = None if key_schema is None else arrow_schema(key_schema, name)
-        return Variable(name, kind, arrow_schema(schema, name), key_fields, ttl_ms or None)
+        key_fields = None if key_schema is None else variable_schema(key_schema, name)
+        return Variable(name, kind, variable_schema(schema, name), key_fields, ttl_ms or None)
 
     def deleteIfExists(self, stateName: str) -> None:
         self._only_in_init(f"deleteIfExists({stateName!r})")
         if stateName in self._taken:
             message = f"state variable {stateName!r} is declared and removed in the same init"
-            raise DefinitionError(message, variable=stateName)
+            raise DefinitionError(message, variable=stateName, todo="Do one of the two")
         self._removed[stateName] = None
 
     def _only_in_init(self, what: str) -> None:
         if not self._scope.declaring:
-            raise DefinitionError(f"{what} is asked for outside of init", todo="Declare state in init only")
+            raise DefinitionError(f"{what} was called outside of init", todo="Declare state variables in init only")
 
     def _timers_here(self, call: str) -> tuple[KeyedState, Key]:
         if self._scope.time_mode == "none":
             raise DefinitionError(
-                f"{call} needs a time mode, and timeMode is 'none'",
+                f"{call} was called, and the operator has timeMode='none'",
                 key=self._scope.shown_key,
-                todo="Use timeMode 'processingTime' or 'eventTime'",
+                todo="Define the operator with timeMode 'processingTime' or 'eventTime'",
             )
         return self._scope.here(call)
 
@@ -317,6 +315,8 @@ class Handle(StatefulProcessorHandle):
         except TypeError:
             millis = None
         if millis is None or not -(2**63) <= millis < 2**63:
-            message = f"a timer's time is a whole number of milliseconds, not {type(value).__name__} {value!r:.80}"
+            message = (
+                f"the time of a timer must be a whole number of milliseconds, not {type(value).__name__} {value!r:.80}"
+            )
             raise StateTypeError(message, key=self._scope.shown_key) from None
         return millis

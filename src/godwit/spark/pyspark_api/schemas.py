@@ -1,4 +1,4 @@
-"""PySpark's ways of writing a schema, as Arrow, also where there is no JVM to ask: on hosts and in tests."""
+"""Schemas as PySpark users write them, converted to Arrow; without a JVM too, because hosts and tests have none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 from pyspark.core.context import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 from pyspark.sql import types as sql
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -17,29 +18,36 @@ from godwit.errors import DefinitionError
 _NOT_PLAIN: Final = (sql.UserDefinedType, sql.VariantType)
 
 
-def arrow_schema(schema: Any, variable: str) -> pa.Schema:
-    """The Arrow form of a state variable's schema, given as PySpark takes it."""
+def variable_schema(schema: Any, variable: str) -> pa.Schema:
+    """The Arrow form of a state variable's schema, which is a StructType or a DDL string, as in PySpark."""
     struct = parse_ddl(schema) if isinstance(schema, str) else schema
     if not isinstance(struct, sql.StructType):
-        message = f"the schema of state variable {variable!r} is a StructType or a DDL string, not {schema!r:.80}"
-        raise DefinitionError(message, variable=variable)
+        raise DefinitionError(
+            f"the schema of state variable {variable!r} must be a StructType or a DDL string, not {schema!r:.80}",
+            todo="Give the names and types of its fields, such as 'count bigint'",
+            variable=variable,
+        )
     try:
         odd = next((kind for kind in _types(struct) if isinstance(kind, _NOT_PLAIN)), None)
         if odd is None:
             return to_arrow_schema(struct, timezone="UTC", prefers_large_types=False)
-        why = f"values of {odd.simpleString()} are objects of a class of their own"
+        why = f"{odd.simpleString()} is not supported in state"
     except PySparkException as error:
         why = str(error)
-    raise DefinitionError(f"state variable {variable!r} has a type that cannot be kept: {why}", variable=variable)
+    raise DefinitionError(
+        f"state variable {variable!r} has a field of a type that cannot be stored: {why}",
+        todo="Store the value as a struct, a string or bytes",
+        variable=variable,
+    )
 
 
 def _types(kind: sql.DataType) -> Iterator[sql.DataType]:
     yield kind
     for inner in vars(kind).values():
         for part in inner if isinstance(kind, sql.StructType) and isinstance(inner, list) else (inner,):
-            held = part.dataType if isinstance(part, sql.StructField) else part
-            if isinstance(held, sql.DataType):
-                yield from _types(held)
+            inner_kind = part.dataType if isinstance(part, sql.StructField) else part
+            if isinstance(inner_kind, sql.DataType):
+                yield from _types(inner_kind)
 
 
 _ATOMIC: Final[Mapping[str, sql.DataType]] = {
@@ -64,7 +72,7 @@ _TOKEN: Final = re.compile(r"\s*(`(?:[^`]|``)+`|\w+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\
 
 
 def parse_ddl(text: str) -> sql.StructType:
-    """A schema like `id string, at timestamp NOT NULL`, read without a JVM (what it does not know, with one)."""
+    """A DDL string such as `id string, at timestamp NOT NULL`, read without a JVM; a JVM, if there is one, reads the rest."""
     tokens = [token for token in _TOKEN.findall(text) if token]
     try:
         return sql.StructType(_fields(tokens[::-1], ""))
@@ -74,12 +82,16 @@ def parse_ddl(text: str) -> sql.StructType:
         try:
             return cast(sql.StructType, sql.StructType.fromDDL(text))
         except PySparkException as error:
-            raise DefinitionError(f"the schema {text!r} cannot be read: {error}") from error
-    raise DefinitionError(f"the schema {text!r} cannot be read", todo="Give a StructType instead")
+            raise DefinitionError(
+                f"the schema {text!r} cannot be read: {error}", todo="Write it as 'name type, name type'"
+            ) from error
+    raise DefinitionError(
+        f"the schema {text!r} cannot be read", todo="Write it as 'name type, name type', or give a StructType"
+    )
 
 
 def _fields(rest: list[str], end: str) -> list[sql.StructField]:
-    """Fields up to `end`; `rest` has the tokens still to be read, the next one last."""
+    """The fields up to the token `end`. `rest` has the tokens that are not read yet, in reverse order."""
     fields = []
     while True:
         name = rest.pop()
@@ -131,3 +143,19 @@ def _numbers(rest: list[str]) -> list[int]:
 def _expect(rest: list[str], token: str) -> None:
     if rest.pop() != token:
         raise ValueError(token)
+
+
+def input_schema(frame: DataFrame) -> pa.Schema:
+    """The Arrow schema in which Spark hands the rows to Python."""
+    return arrow_schema(frame.schema, session_zone(frame), "the input")
+
+
+def session_zone(frame: DataFrame) -> str:
+    return str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
+
+
+def arrow_schema(struct: sql.StructType, tz: str, what: str) -> pa.Schema:
+    try:
+        return to_arrow_schema(struct, timezone=tz)
+    except PySparkException as error:
+        raise DefinitionError(f"{what} has a column of a type that Python workers cannot have: {error}") from error

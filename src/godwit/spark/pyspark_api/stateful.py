@@ -1,12 +1,11 @@
-"""Runs a PySpark StatefulProcessor, unchanged, on a chunk: its Row flavour and its pandas flavour.
+"""Calls the methods of an unchanged PySpark StatefulProcessor for a chunk: with Rows, or with pandas DataFrames.
 
-Decides in which order a processor's methods are called and with what: init once when an instance opens, then
-handleInputRows once per key and chunk (its output consumed to the end before the next key), handleExpiredTimer
-once per timer, close at the end. An exception of user code becomes an error that names the key and shows the
-user's own frames. It must not know where chunks come from or what happens to their outputs.
+Decides the order and the arguments of the calls: init once when an instance opens, then handleInputRows once per key and chunk
+(its output is consumed before the next key), handleExpiredTimer once per timer, close at the end. An exception of user code
+becomes an error with the key and the stack frames of the user. Must not know where chunks come from or where outputs go.
 
-Spark runs init and close around every micro-batch of every partition; here they run once in the life of an
-instance. A processor that keeps what matters in its state, as PySpark asks for, cannot tell.
+Spark calls init and close around every micro-batch of every partition, Godwit once in the life of an instance. A processor that
+stores everything in its state, as PySpark requires, behaves the same.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 
 from godwit.errors import DefinitionError, GodwitError, OutputMismatch, ProcessorFailed
 from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
-from godwit.spark.pyspark_api.convert import Frames, FrameSink, RowSink, in_zone, python_rows
 from godwit.spark.pyspark_api.handle import TIME_MODES, VALUE_BYTES_MAX, Handle, Scope
+from godwit.spark.pyspark_api.user_inputs import Frames, in_zone, python_rows
+from godwit.spark.pyspark_api.user_outputs import FrameSink, RowSink
 from godwit.state import tables
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.tables import KeyedState
@@ -41,21 +41,21 @@ Sink: TypeAlias = RowSink | FrameSink
 Inputs: TypeAlias = Callable[[int], Iterator[Any]]
 
 _OWN_FOLDERS: Final = (str(Path(__file__).parent), str(Path(tables.__file__).parent))
-_MEND: Final = "State is as before. Mend the processor or the rows it cannot take, and start the query again"
-_MEND_FIRST: Final = "Mend the processor: init and close also run on the driver, when the operator is defined"
+_MEND: Final = "The state is unchanged. Correct the processor, or the rows on which it fails, and start the query again"
+_MEND_FIRST: Final = "Correct the processor: init and close also run on the driver, when the operator is defined"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a processor's init declares, and the names of older variables that it removes."""
+    """The state variables that init of a processor declares, and the names of older ones that it removes."""
 
     variables: tuple[Variable, ...]
     removed: tuple[str, ...]
 
 
 def describe(processor: StatefulProcessor, time_mode: str = "none", tz: str = "UTC") -> Declared:
-    """Run init and close on a copy of the processor, as Spark does on the driver, to learn its variables."""
+    """The variables of a processor: init and close run on a copy of it, as Spark does on the driver."""
     if not isinstance(processor, StatefulProcessor):
         raise DefinitionError(f"a StatefulProcessor is expected, not {type(processor).__name__}")
     scope = Scope(checked_time_mode(time_mode), tz, VALUE_BYTES_MAX, lambda key: key)
@@ -82,7 +82,7 @@ def checked_time_mode(time_mode: str) -> str:
 
 
 class _StatefulAdapter:
-    """What both flavours have in common. Until `open` it holds nothing that cannot be pickled."""
+    """What both flavours share. Until `open` is called the adapter can be pickled."""
 
     def __init__(
         self,
@@ -104,17 +104,17 @@ class _StatefulAdapter:
         self._value_bytes_max = value_bytes_max
         self._scope: Scope | None = None
 
-    # What the flavours differ in.
+    # A flavour defines these three methods.
 
     def _sink(self) -> Sink:
         raise NotImplementedError
 
     def _inputs(self, batch: pa.RecordBatch, bounds: list[int]) -> Inputs:
-        """The input of the key at a position, from a batch sorted by key; asked for in order."""
+        """A function that gives the input of the key at a position of a batch sorted by key; called in the order of keys."""
         raise NotImplementedError
 
     def _moment(self, micros: int, wall_clock: datetime) -> Any:
-        """An instant that is part of a key, as this flavour shows it."""
+        """An instant in a key, in the form of this flavour."""
         raise NotImplementedError
 
     def open(self, state: KeyedState) -> None:
@@ -184,7 +184,7 @@ class _StatefulAdapter:
     @property
     def _opened(self) -> Scope:
         if self._scope is None:
-            raise DefinitionError("the adapter is not open")
+            raise DefinitionError("the adapter is not open", todo="Call open() first")
         return self._scope
 
     def _by_key(self, rows: Rows) -> tuple[pa.RecordBatch, list[int]]:
@@ -210,12 +210,12 @@ class _StatefulAdapter:
         try:
             batch = sink.finish()
         except OutputMismatch as error:
-            key = None if sink.blamed is None else self._opened.public(keys[sink.blamed])
+            key = None if sink.failed_call is None else self._opened.public(keys[sink.failed_call])
             raise error.at(key=key) from error.__cause__
         return Outputs(batch, np.repeat(row_index, sink.counts))
 
     def _public(self) -> Callable[[Key], Key]:
-        """Keys as Spark gives them to this flavour, which for instants is not how `KeyCodec` shows them."""
+        """A function that gives a key as Spark does to this flavour. Instants differ from the form of `KeyCodec`."""
         instants = {i for i, t in enumerate(self._key_schema.types) if self._shows(t)}
         public = KeyCodec(self._key_schema, self._tz).public
         if not instants:
@@ -244,7 +244,7 @@ class RowAdapter(_StatefulAdapter):
 
         def of_next(key: int) -> Iterator[Any]:
             nonlocal left
-            deque(left, maxlen=0)  # what the processor did not read of the key before
+            deque(left, maxlen=0)  # skip the rows that the processor did not read of the previous key
             left = islice(rows, bounds[key + 1] - bounds[key])
             return left
 
@@ -272,9 +272,9 @@ class PandasAdapter(_StatefulAdapter):
 
 
 def _failed(error: BaseException, name: str, key: Key | None, todo: str = _MEND) -> ProcessorFailed:
-    said = f": {error}" if str(error) else ""
+    message = f": {error}" if str(error) else ""
     return ProcessorFailed(
-        f"{name} raised {type(error).__name__}{said}",
+        f"{name} raised {type(error).__name__}{message}",
         todo=todo,
         key=key,
         exception=type(error).__name__,
@@ -283,7 +283,7 @@ def _failed(error: BaseException, name: str, key: Key | None, todo: str = _MEND)
 
 
 def user_trace(error: BaseException) -> str | None:
-    """The traceback without the frames that lead from Godwit to user code and back; None if no others are left."""
+    """The traceback with the frames of user code only; None if there are none."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [f for f in frames if not f.filename.startswith(_OWN_FOLDERS)]
     if isinstance(error, GodwitError):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from godwit.errors import OutputMismatch
-from godwit.spark.pyspark_api.convert import Frames, FrameSink, RowSink, in_zone, python_rows, python_values
+from godwit.spark.pyspark_api.user_inputs import Frames, in_zone, python_rows, python_values
+from godwit.spark.pyspark_api.user_outputs import FrameSink, RowSink
 
 ROME = ZoneInfo("Europe/Rome")
 NOON = dt.datetime(2024, 5, 1, 12, 0, 0, 123456)
@@ -231,7 +232,7 @@ def test_a_misspelt_field_is_refused_with_the_column_it_leaves_empty():
 
 @pytest.mark.parametrize("row", [{"key": "a", "n": 1}, "ab", None, 5, ("a",), Row("a", 1, 2), ["a", 1]], ids=repr)
 def test_what_is_no_row_of_the_schema_is_refused(row):
-    with pytest.raises(OutputMismatch, match="yields Rows"):
+    with pytest.raises(OutputMismatch, match="must yield Rows"):
         collect(OUT, [row])
 
 
@@ -285,7 +286,7 @@ def test_the_call_that_gave_the_misfit_is_blamed():
         sink.consume([Row(key="a", n=0), Row(key="a", n=n)])
     with pytest.raises(OutputMismatch):
         sink.finish()
-    assert sink.blamed == 2
+    assert sink.failed_call == 2
 
 
 # Declared type, what the processor gave, what comes out.
@@ -355,7 +356,7 @@ def test_frames_without_names_go_by_position():
 
 @pytest.mark.parametrize("frame", [pd.DataFrame({"key": ["a"]}), pd.DataFrame([["a"]])], ids=["named", "positional"])
 def test_a_missing_column_is_refused_by_name(frame):
-    with pytest.raises(OutputMismatch, match="missing") as caught:
+    with pytest.raises(OutputMismatch, match="has no column") as caught:
         gather(OUT, frame)
     assert caught.value.fields["column"] == "n"
 
@@ -364,7 +365,7 @@ def test_a_missing_column_is_refused_by_name(frame):
     "given", [Row(key="a", n=1), {"key": ["a"]}, None, pd.Series([1])], ids=lambda v: type(v).__name__
 )
 def test_what_is_no_frame_is_refused(given):
-    with pytest.raises(OutputMismatch, match="yields DataFrames"):
+    with pytest.raises(OutputMismatch, match="must yield pandas DataFrames"):
         gather(OUT, given)
 
 
@@ -442,7 +443,7 @@ def test_the_frame_with_the_misfit_is_blamed():
         sink.consume([pd.DataFrame({"key": ["a", "a"], "n": [0, n]})])
     with pytest.raises(OutputMismatch):
         sink.finish()
-    assert sink.blamed == 2
+    assert sink.failed_call == 2
 
 
 def test_a_frame_changed_after_it_was_yielded_keeps_what_it_held():

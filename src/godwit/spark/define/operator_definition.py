@@ -1,0 +1,160 @@
+"""What a user writes to define an operator, and the checks that need nothing but those words and the columns of the input.
+
+A wrong argument is refused here, on the driver, before anything runs. `build_operator` makes an operator of a definition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from godwit.errors import DefinitionError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_BINARY = "UTF8_BINARY"  # the collation of a Spark string column unless the user names another
+
+
+class OperatorOptions(TypedDict, total=False):
+    """The options of an operator beside PySpark's own arguments.
+
+    nullKeys: "error" (the default) or "bucket": all rows whose key is null share one state.
+    watermarkPolicy: the watermark follows the fastest partition ("max", as in Spark) or the slowest ("min").
+    timeout_s: a call of the processor that takes longer counts as hanging (60).
+    value_bytes_max: the size limit of a single state value (64 MiB).
+    dead_letters: whether rows and timers on which the processor fails are set aside, and the query goes on without them
+    (False); `flock.dead_letters(name)` shows them.
+    lane, sequence: columns that identify a row, for sources that may divide a batch into other partitions when Spark reads
+    the batch again, e.g. lane=["topic", "partition"], sequence="offset".
+    """
+
+    nullKeys: str
+    watermarkPolicy: str
+    timeout_s: float
+    value_bytes_max: int
+    dead_letters: bool
+    lane: str | Sequence[str]
+    sequence: str
+
+
+DEFAULTS: OperatorOptions = {
+    "nullKeys": "error",
+    "watermarkPolicy": "max",
+    "timeout_s": 60.0,
+    "value_bytes_max": 64 << 20,
+    "dead_letters": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One call of `transformWithState`, `transformWithStateInPandas` or `process`. `given`: the options of the call."""
+
+    frame: DataFrame
+    keys: tuple[str, ...]
+    processor: Any
+    name: str
+    flavour: Literal["row", "pandas", "native"]
+    output: StructType | str | None
+    output_mode: str
+    time_mode: str
+    given: OperatorOptions
+
+    @property
+    def options(self) -> OperatorOptions:
+        return {**DEFAULTS, **self.given}
+
+
+def checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DefinitionError(
+            f"{name!r} is not a name for an operator",
+            todo="Use letters, digits, '_', '-' and '.', at most 100 of them, the first a letter or a digit",
+        )
+    return name
+
+
+def check_frame(frame: Any) -> None:
+    if not isinstance(frame, DataFrame):
+        raise DefinitionError(
+            f"a DataFrame is expected, not {type(frame).__name__}",
+            todo="Pass the DataFrame itself, not a grouped one, and name the key columns in keys=",
+        )
+
+
+def check_choices(definition: Definition) -> None:
+    options = definition.options
+    unknown = sorted(set(options) - set(OperatorOptions.__annotations__))
+    if unknown:
+        raise DefinitionError(
+            f"unknown argument {unknown[0]!r}", todo=f"The options are: {', '.join(OperatorOptions.__annotations__)}"
+        )
+    for option, value, allowed in (
+        ("outputMode", str(definition.output_mode).lower(), ("append", "update")),
+        ("nullKeys", options["nullKeys"], ("error", "bucket")),
+        ("watermarkPolicy", options["watermarkPolicy"], ("max", "min")),
+        ("dead_letters", options["dead_letters"], (True, False)),
+    ):
+        if value not in allowed:
+            raise DefinitionError(
+                f"{option}={value!r} is not supported", todo=f"Use one of {', '.join(map(str, allowed))}"
+            )
+    _check_limits(definition)
+    if ("lane" in options) != ("sequence" in options):
+        raise DefinitionError("only one of lane= and sequence= was given", todo="Give both, or neither")
+
+
+def _check_limits(definition: Definition) -> None:
+    timeout_s: Any = definition.options["timeout_s"]
+    bytes_max: Any = definition.options["value_bytes_max"]
+    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise DefinitionError(f"timeout_s={timeout_s!r} is not a duration", todo="Give seconds above 0")
+    if not isinstance(bytes_max, int) or bytes_max < 1:
+        raise DefinitionError(
+            f"value_bytes_max={bytes_max!r} is not a size", todo="Give a whole number of bytes above 0"
+        )
+    if definition.flavour == "native" and "value_bytes_max" in definition.given:
+        raise DefinitionError(
+            "value_bytes_max is not supported for native processors",
+            todo="Leave it out: a native processor declares the size of its state itself",
+        )
+
+
+def check_columns(definition: Definition, schema: pa.Schema) -> None:
+    lane = definition.given.get("lane", ())
+    named = [*definition.keys, *((lane,) if isinstance(lane, str) else lane)]
+    named += [definition.given["sequence"]] if "sequence" in definition.given else []
+    missing = [name for name in named if name not in schema.names]
+    if missing or not definition.keys:
+        raise DefinitionError(
+            f"the input has no column {missing[0]!r}" if missing else "keys= names no column",
+            todo=f"The columns of the input are {', '.join(schema.names)}",
+        )
+    again = [key for key in definition.keys if definition.keys.count(key) > 1]
+    if again:
+        raise DefinitionError(f"key column {again[0]!r} is named twice", todo="Name each key column once")
+    sequence = definition.given.get("sequence")
+    if sequence is not None and not pa.types.is_integer(schema.field(sequence).type):
+        raise DefinitionError(
+            f"sequence column {sequence!r} is {schema.field(sequence).type}, not a whole number",
+            todo="Name a column of ascending whole numbers, such as Kafka's offset",
+        )
+    reserved = [name for name in schema.names if name.startswith("__godwit")]
+    twice = [name for name in schema.names if schema.names.count(name) > 1]
+    if reserved or twice:
+        raise DefinitionError(
+            f"the name of column {(reserved or twice)[0]!r} is {'reserved for Godwit' if reserved else 'in the input twice'}",
+            todo="Rename the column before the operator",
+        )
+    kinds = [(key, definition.frame.schema[key].dataType) for key in definition.keys]
+    collated = [key for key, kind in kinds if getattr(kind, "collation", _BINARY) != _BINARY]
+    if collated:
+        raise DefinitionError(
+            f"key column {collated[0]!r} has a collation, and Godwit compares keys byte by byte",
+            todo="Use a key column that has the same text for equal keys, such as lower(...)",
+        )

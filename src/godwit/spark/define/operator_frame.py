@@ -1,0 +1,161 @@
+"""The DataFrame of an operator: the input, the columns by which rows are routed and recognised, and a router in every task.
+
+The result is plain `mapInArrow` over the input. Everything else happens in the router and on the hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import DataType, DoubleType, FloatType, StructField, StructType
+
+from godwit.errors import DefinitionError
+from godwit.model.progress import BatchRef
+from godwit.runtime.router.lanes import EXTRA
+from godwit.runtime.router.route import Numbering, Route, Task
+from godwit.runtime.router.router import Router
+from godwit.spark.define.operator_definition import Definition
+from godwit.spark.pyspark_api.schemas import session_zone
+from godwit.transport.wire import CHECK, HASH
+
+CONTENT, LANE, SEQUENCE = "__godwit_content", "__godwit_lane", "__godwit_sequence"
+PARTITION = "__godwit_partition"
+_NO_HASH = ("map<", "variant", "geometry", "geography")  # types that Spark SQL does not hash
+
+# Nodes of a logical plan that give the same rows in the same order when Spark computes a batch again.
+ORDER_KEEPING = frozenset(
+    "ArrowEvalPython BatchEvalPython CollectMetrics DataSourceV2Relation DataSourceV2ScanRelation DeserializeToObject "
+    "EventTimeWatermark Expand Filter Generate LocalRelation LogicalRDD LogicalRelation MapElements MapInArrow MapInPandas "
+    "MapPartitions OneRowRelation Project PythonDataSource PythonMapInArrow Range Relation ResolvedHint SerializeFromObject "
+    "StreamingDataSourceV2Relation StreamingDataSourceV2ScanRelation StreamingExecutionRelation StreamingRelation "
+    "StreamingRelationV2 SubqueryAlias Union View".split()
+)
+
+
+def numbering(definition: Definition) -> Numbering:
+    """By what a row of a batch is recognised when Spark reads the batch again."""
+    if "lane" in definition.given:
+        return "columns"
+    plan: Any = definition.frame._jdf.queryExecution().analyzed()
+    return "content" if _shuffles(plan) else "position"
+
+
+def _shuffles(node: Any) -> bool:
+    """Whether rows may come in another order when Spark computes the input again. An unknown node counts as one that may."""
+    if node.nodeName() not in ORDER_KEEPING:
+        return True
+    children = node.children()
+    return any(_shuffles(children.apply(at)) for at in range(children.size()))
+
+
+def with_identity(definition: Definition, numbered_by: Numbering) -> DataFrame:
+    """The input and, behind its columns, those of the router: the check, the numbering, then the routing hash."""
+    frame = definition.frame
+    if numbered_by != "content":
+        frame = frame.withColumn(CHECK, _check(frame.schema.fields))
+    match numbered_by:
+        case "content":
+            content = sf.xxhash64(*(_comparable(field) for field in frame.schema.fields))
+            frame = frame.withColumn(CHECK, sf.shiftright(content, 32).cast("int")).withColumn(CONTENT, content)
+        case "columns":
+            lane = definition.given["lane"]
+            names = [lane] if isinstance(lane, str) else list(lane)
+            frame = frame.withColumn(LANE, sf.xxhash64(*(sf.col(f"`{name}`") for name in names)))
+            frame = frame.withColumn(SEQUENCE, sf.col(f"`{definition.given['sequence']}`").cast("long"))
+        case "position":
+            pass
+    return hashed(frame, definition.keys)
+
+
+def _check(fields: Sequence[StructField]) -> Any:
+    """32 bits of hash over a row, by which a replayed row with other values is noticed. Columns of some types have no hash."""
+    kinds = [(field.name, field.dataType.simpleString()) for field in fields]
+    hashable = [sf.col(f"`{name}`") for name, kind in kinds if not any(word in kind for word in _NO_HASH)]
+    return sf.hash(*hashable) if hashable else sf.lit(0)
+
+
+def _comparable(field: StructField) -> Any:
+    """The column itself, or for a map, which Spark SQL does not hash, its JSON."""
+    column = sf.col(f"`{field.name}`")
+    return sf.to_json(sf.struct(column)) if "map<" in field.dataType.simpleString() else column
+
+
+def hashed(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """The input with the routing hash as its last column. 0.0 and -0.0 are one key, as in Spark's own grouping."""
+    columns = [_normalised(frame, key) for key in keys]
+    return frame.withColumn(HASH, sf.xxhash64(*columns))
+
+
+def _normalised(frame: DataFrame, key: str) -> Any:
+    kind: DataType = frame.schema[key].dataType
+    column = sf.col(f"`{key}`")
+    return column + sf.lit(0.0).cast(kind) if isinstance(kind, (FloatType, DoubleType)) else column
+
+
+def partitioned(frame: DataFrame) -> DataFrame:
+    """The input with the number of each row's partition as its last column.
+
+    The number of the task would not do: after a union or a coalesce, a task may have another number than its partition, or
+    several partitions.
+    """
+    return frame.withColumn(PARTITION, sf.spark_partition_id())
+
+
+def with_ticks(frame: DataFrame, ticks: DataFrame) -> DataFrame:
+    """The ticks, then the input: the outputs of timers come before the outputs of the rows of the batch."""
+    columns = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    return ticks.select(*columns).unionByName(frame)
+
+
+def routed(frame: DataFrame, route: Route, incarnation: str) -> DataFrame:
+    """The output of the operator: every task runs a router."""
+    user = len(frame.columns) - 2 - EXTRA[route.numbering] - int(route.checked)
+    schema = to_arrow_schema(StructType(frame.schema.fields[:user]), timezone=session_zone(frame))
+    output = from_arrow_schema(route.output_schema, prefer_timestamp_ntz=True)
+    return frame.mapInArrow(_router_body(route, schema, incarnation), output)
+
+
+def _router_body(
+    route: Route, schema: pa.Schema, incarnation: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        filled = (batch for batch in batches if len(batch))
+        first = next(filled, None)
+        task = on_lane(current_task(incarnation), first)
+        given = filled if first is None else chain([first], filled)
+        return Router(route, task).run((batch.select(batch.schema.names[:-1]) for batch in given), schema)
+
+    return body
+
+
+def on_lane(task: Task, first: pa.RecordBatch | None) -> Task:
+    """The task on the lane of its first row. A partition without rows has no number, and its lane carries no rows."""
+    if first is None:
+        return replace(task, lane=f"empty-{task.lane}", carries=False)
+    partition = first.column(first.num_columns - 1)[0].as_py()
+    return replace(task, lane="ticks" if partition is None else str(partition))
+
+
+def current_task(incarnation: str) -> Task:
+    """The batch and lane of the Spark task that runs this code. In a batch query the scope is the stage."""
+    context = TaskContext.get()
+    if context is None:
+        raise DefinitionError(
+            "a router runs only inside a Spark task", todo="Start a query on the DataFrame of the operator"
+        )
+    lane = str(context.partitionId())
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    query = context.getLocalProperty("sql.streaming.queryId")
+    if batch is None or query is None:
+        scope = f"{incarnation}-{context.stageId()}"
+        return Task(BatchRef(scope, scope, 0), lane, scope, attempt=context.taskAttemptId())
+    run = context.getLocalProperty("spark.jobGroup.id") or ""
+    return Task(BatchRef(query, run, int(batch)), lane, attempt=context.taskAttemptId())

@@ -1,0 +1,283 @@
+"""What becomes of the rows and frames that user code gives back: a record batch of the declared schema.
+
+An output that does not fit the schema is reported with the number of the call that gave it (`failed_call`); the caller knows
+the key of that call. Must not know keys, state or queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from godwit.errors import OutputMismatch
+from godwit.spark.pyspark_api.user_inputs import Column, Values
+
+Field: TypeAlias = "pa.Field[Any]"
+Convert: TypeAlias = Callable[[Any], Any]
+
+_SHOWN_CHARS: Final = 80
+_FRACTIONS: Final = (float, np.floating)
+_MISFITS: Final = (pa.ArrowException, ArithmeticError, AttributeError, TypeError, ValueError)
+
+
+class _Sink:
+    """Collects the outputs of all calls of a chunk. `ends` has the number of output rows after each call."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.ends: list[int] = []
+        self._total = 0
+        self.failed_call: int | None = None
+        self._fields: list[Field] = list(schema)
+        self._nested = [(i, _nested_value(f.type)) for i, f in enumerate(schema) if pa.types.is_nested(f.type)]
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """The number of output rows of each call."""
+        ends = np.asarray([0, *self.ends], np.int64)
+        return ends[1:] - ends[:-1]
+
+    def _misfit(self, row: int, given: str, field: Field | None, message: str = "") -> OutputMismatch:
+        """The error for an output row that does not fit; `given` describes the value of user code."""
+        self.failed_call = int(np.searchsorted(np.asarray(self.ends, np.int64), row, side="right"))
+        declared = str(self.schema.names) if field is None else _declared(field)
+        name = None if field is None else field.name
+        return OutputMismatch(
+            message or f"output column {name!r} is declared as {declared}, and the processor gave {given}",
+            column=name,
+            declared=declared,
+            given=given,
+            todo="Make the processor's output and outputStructType agree",
+        )
+
+    def _iterable(self, result: Any) -> Iterable[Any]:
+        if not hasattr(result, "__iter__"):
+            message = f"a processor's handler must return an iterator, and this one returned {_shown(result)}"
+            raise self._misfit(self._total, type(result).__name__, None, message)
+        return cast(Iterable[Any], result)
+
+    def _batch(self, columns: Sequence[Column]) -> pa.RecordBatch:
+        for field, column in zip(self._fields, columns, strict=True):
+            if column.null_count and not field.nullable:
+                row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+                raise self._misfit(row, "None", field)
+        return pa.RecordBatch.from_arrays(list(columns), schema=self.schema)
+
+
+class RowSink(_Sink):
+    """Takes Rows by field name, as Spark does, and plain tuples by position."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__(schema)
+        self._names = list(schema.names)
+        self._values: list[Any] = []  # one flat list: a row object each would keep the garbage collector busy
+        self._orders: dict[tuple[str, ...], Convert] = {}
+
+    def consume(self, result: Any) -> None:
+        """Take the whole output of one call. User code runs while the output is iterated."""
+        names, width, extend, nested = self._names, len(self._names), self._values.extend, self._nested
+        for row in self._iterable(result):
+            try:
+                plain = row.__fields__ == names and len(row) == width
+            except AttributeError:
+                plain = isinstance(row, tuple) and len(row) == width
+            extend(row if plain and not nested else self._arranged(row, plain))
+            self._total += 1
+        self.ends.append(self._total)
+
+    def _arranged(self, row: Any, plain: bool) -> list[Any]:
+        values = list(row if plain else self._by_name(row))
+        for position, convert in self._nested:
+            try:
+                # Copied now, because the processor may change a list after it has yielded it.
+                values[position] = convert(values[position])
+            except _MISFITS as error:
+                given = _shown(values[position])
+                raise self._misfit(self._total, given, self._fields[position]) from error
+        return values
+
+    def _by_name(self, row: Any) -> list[Any]:
+        fields = getattr(row, "__fields__", None)
+        if not isinstance(row, tuple) or fields is None or len(row) != len(fields):
+            message = f"a processor must yield Rows with the columns {self._names}, and this one yielded {_shown(row)}"
+            raise self._misfit(self._total, _shown(row), None, message)
+        order = self._orders.get(tuple(fields))
+        if order is None:
+            order = self._orders[tuple(fields)] = self._order(list(fields))
+        values: list[Any] = order(tuple(row))
+        return values
+
+    def _order(self, fields: list[str]) -> Convert:
+        missing = [name for name in self._names if name not in fields]
+        if missing and set(fields) - set(self._names):
+            message = f"the Row that the processor yielded has no field for output column {missing[0]!r}"
+            raise self._misfit(self._total, f"fields {fields}", self.schema.field(missing[0]), message)
+        # As in Spark, a column without a field in the row is null, and a field without a column is dropped.
+        positions = [fields.index(name) if name in fields else None for name in self._names]
+        return lambda values: [None if at is None else values[at] for at in positions]
+
+    def finish(self) -> pa.RecordBatch:
+        values, width = self._values, len(self._fields)
+        return self._batch([self._column(f, values[i::width]) for i, f in enumerate(self._fields)])
+
+    def _column(self, field: Field, values: Sequence[Any]) -> Column:
+        try:
+            if pa.types.is_integer(field.type) and any(issubclass(t, _FRACTIONS) for t in set(map(type, values))):
+                values = [_whole(value) for value in values]
+            return pa.array(values, field.type)
+        except _MISFITS as error:
+            row, value = next(((i, v) for i, v in enumerate(values) if not _fits(v, field.type)), (0, values[0]))
+            raise self._misfit(row, _shown(value), field) from error
+
+
+class FrameSink(_Sink):
+    """Takes DataFrames by column name, as Spark does, and by position where no column has a name."""
+
+    def __init__(self, schema: pa.Schema, tz: str) -> None:
+        super().__init__(schema)
+        self._tz = tz
+        self._parts: list[list[Any]] = [[] for _ in schema]
+        self._positions: dict[tuple[Any, ...], list[int]] = {}
+
+    def consume(self, result: Any) -> None:
+        """Take the whole output of one call. User code runs while the output is iterated."""
+        for frame in self._iterable(result):
+            if not isinstance(frame, pd.DataFrame):
+                message = f"a processor must yield pandas DataFrames, and this one yielded {_shown(frame)}"
+                raise self._misfit(self._total, type(frame).__name__, None, message)
+            if len(frame):
+                self._take(frame)
+        self.ends.append(self._total)
+
+    def _take(self, frame: Any) -> None:
+        labels = tuple(frame.columns)
+        positions = self._positions.get(labels)
+        if positions is None:
+            positions = self._positions[labels] = self._column_positions(labels)
+        for part, position in zip(self._parts, positions, strict=True):
+            # Copied, because the processor may change a frame after it has yielded it.
+            part.append(_copied(frame._get_column_array(position)))
+        for position, convert in self._nested:
+            self._parts[position][-1] = self._nested_part(self._fields[position], self._parts[position][-1], convert)
+        self._total += len(frame)
+
+    def _nested_part(self, field: Field, given: Any, convert: Convert) -> Values:
+        made = np.empty(len(given), object)
+        for row, value in enumerate(given):
+            try:
+                made[row] = convert(value)
+            except _MISFITS as error:
+                raise self._misfit(self._total + row, _shown(value), field) from error
+        return made
+
+    def _column_positions(self, labels: tuple[Any, ...]) -> list[int]:
+        named = any(isinstance(label, str) for label in labels)
+        wanted: Sequence[Any] = self.schema.names if named else range(len(self._fields))
+        there: Sequence[Any] = labels if named else range(len(labels))
+        for name, field in zip(wanted, self._fields, strict=True):
+            if name not in there:
+                message = f"the DataFrame that the processor yielded has no column {field.name!r}"
+                raise self._misfit(self._total, f"columns {list(labels)}", field, message)
+        return [there.index(name) for name in wanted]
+
+    def finish(self) -> pa.RecordBatch:
+        return self._batch([self._column(f, p) for f, p in zip(self._fields, self._parts, strict=True)])
+
+    def _column(self, field: Field, parts: list[Any]) -> Column:
+        made: list[Column] = []
+        start = 0
+        for dtype, run in groupby(parts, key=lambda part: part.dtype):
+            pieces = list(run)
+            plain = isinstance(dtype, np.dtype)
+            values: Any = np.concatenate(pieces) if plain else pd.concat([pd.Series(piece) for piece in pieces])
+            try:
+                made.append(_arrow_column(values, field.type, self._tz))
+            except _MISFITS as error:
+                mixed = dtype.kind == "O"  # else all values have one type, and the first one shows the error
+                row = next((i for i, v in enumerate(values) if mixed and not _fits(v, field.type)), 0)
+                given = f"a pandas column of {dtype} with {_shown(values[row] if plain else values.iloc[row])}"
+                raise self._misfit(start + row, given, field) from error
+            start += len(values)
+        return pa.concat_arrays(made) if made else pa.array([], field.type)
+
+
+def _copied(values: Any) -> Any:
+    if isinstance(values.dtype, np.dtype):
+        return np.array(values)
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        return np.asarray(values)
+    return values.copy()
+
+
+def _arrow_column(values: Any, kind: pa.DataType, tz: str) -> Column:
+    if pa.types.is_timestamp(kind) and values.dtype.kind == "M":
+        moments: Any = pa.Array.from_pandas(values)
+        if moments.type.tz is None and kind.tz is not None:
+            moments = pc.assume_timezone(moments, tz, ambiguous="latest", nonexistent="latest")
+        return moments.cast(kind, safe=False)  # only parts of a microsecond are lost
+    try:
+        return pa.Array.from_pandas(values, type=kind)
+    except pa.ArrowInvalid:  # not for ArrowTypeError: Spark casts in the same cases
+        return pa.Array.from_pandas(values).cast(kind)
+
+
+def _nested_value(kind: Any) -> Convert:
+    """A function that copies nested Rows, tuples, dicts, lists and arrays into the form that Arrow reads."""
+    if pa.types.is_struct(kind):
+        fields = {field.name: _nested_value(field.type) for field in kind}
+        return lambda v: None if _missing(v) else _struct(v, fields)
+    if pa.types.is_map(kind):
+        pair = _nested_value(kind.key_type), _nested_value(kind.item_type)
+        return lambda v: None if _missing(v) else _pairs(v, *pair)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = _nested_value(kind.value_type)
+        return lambda v: None if _missing(v) else [element(e) for e in v]
+    return lambda v: v
+
+
+def _missing(value: Any) -> bool:
+    """None, or the NaN that pandas uses for None."""
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def _struct(value: Any, fields: dict[str, Convert]) -> dict[str, Any]:
+    if isinstance(value, (tuple, list)):
+        value = dict(zip(getattr(value, "__fields__", fields), value, strict=True))
+    return {name: convert(value.get(name)) for name, convert in fields.items()}
+
+
+def _pairs(value: Any, key: Convert, item: Convert) -> list[tuple[Any, Any]]:
+    return [(key(k), item(i)) for k, i in (value.items() if isinstance(value, dict) else value)]
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as int, because Arrow would silently cut off a fraction."""
+    if not isinstance(value, _FRACTIONS):
+        return value
+    if not value.is_integer():
+        raise ValueError("the number has a fraction")
+    return int(value)
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array([_whole(value) if pa.types.is_integer(kind) else value], kind)
+    except _MISFITS:
+        return False
+    return True
+
+
+def _declared(field: Field) -> str:
+    return f"{field.type}" if field.nullable else f"{field.type} not null"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + '...'}"
