@@ -283,7 +283,7 @@ def test_hosts_know_a_protocol_that_the_module_of_the_processor_imports(own_prot
         moving = groups_of(nest, "host-0")[::2]
         migrate(nest, "host-0", "host-1", "shadow", [{"groups": moving, "keys": []}])
         seen.take(nest.run(1, "0", chunks(1, 4)))
-        assert ended(nest, "host-0")["done"] == 1
+        assert ended(nest, "host-0").done == 1
         seen.take(nest.run(2, "0", chunks(2, 4)))
         assert set(moving) <= set(groups_of(nest, "host-1"))
         assert nest.state(2) == seen.counts

@@ -21,6 +21,8 @@ from typing import Any
 
 from godwit.errors import GodwitError
 from godwit.migration import PROTOCOLS
+from godwit.runtime import messages
+from godwit.transport import typed
 from tests.integration.nest import Nest
 from tests.integration.test_migration import GROUPS, Flow, groups_of, keys_on, migrate, owners, report
 from tests.spark.flocks import wait_until
@@ -115,7 +117,7 @@ class Sweep:
 
     def _hand_over(self, name: str) -> None:
         client = self.nest.client("host-0")
-        client.call("handover", id=name)
+        typed.ask(client, messages.HandOverStandby(name))
         client.close()
 
     def _landed(self, name: str, strikes: tuple[Strike, ...]) -> bool:
@@ -150,7 +152,7 @@ class Sweep:
 
     def _is_over(self, name: str) -> bool:
         try:
-            return report(self.nest, "host-0", name)["state"] in ("ended", "unknown")
+            return report(self.nest, "host-0", name).state in ("ended", "unknown")
         except GodwitError:
             return False
 
@@ -176,12 +178,12 @@ class Sweep:
         for again in ("", "-again"):
             migrate(self.nest, origin, target, next(self._others), [{"groups": groups, "keys": []}], name + again)
             told = self._ended(origin, name + again)
-            if told["done"]:
+            if told.done:
                 break
-        assert (told["done"], told["dropped"]) == (1, 0), told
+        assert (told.done, told.dropped) == (1, 0), told
 
-    def _ended(self, origin: str, name: str) -> dict[str, Any]:
-        wait_until(lambda: report(self.nest, origin, name)["state"] == "ended", what=f"{name} has ended")
+    def _ended(self, origin: str, name: str) -> messages.MigrationReport:
+        wait_until(lambda: report(self.nest, origin, name).state == "ended", what=f"{name} has ended")
         return report(self.nest, origin, name)
 
     def end(self) -> None:

@@ -20,7 +20,9 @@ import godwit
 from godwit.model.units import Units
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.router.routing_table import read_routing, write_routing
-from godwit.runtime.takeover.rescue import Estate, dealt, fenced, settle
+from godwit.runtime.takeover.rescue import Estate, Inherited, dealt, fenced, settle
+from godwit.transport import typed
+from godwit.transport.typed import Reply
 from tests.integration.nest import HASHED, OPERATOR, Nest, route_hash
 from tests.spark.flocks import wait_until
 
@@ -138,7 +140,7 @@ class Belfry:
     def estate(self, lost: str) -> Estate:
         return fenced(host_directory(str(self.nest.checkpoint), lost), "process")
 
-    def take_over(self, lost: str, copies: dict[str, dict[str, Units]] | None = None) -> dict[str, Any]:
+    def take_over(self, lost: str, copies: dict[str, dict[str, Units]] | None = None) -> dict[str, Inherited]:
         estate = self.estate(lost)
         heirs = [host for host in self.nest.routing.hosts if host != lost]
         owned = {operator: own.mine() for operator, own in estate.owned.items()}
@@ -146,19 +148,19 @@ class Belfry:
         self.follow(lost, told)
         return told
 
-    def follow(self, lost: str, told: dict[str, Any]) -> None:
+    def follow(self, lost: str, told: dict[str, Inherited]) -> None:
         """What the driver does with the tables."""
         table = read_routing(str(self.nest.checkpoint), OPERATOR)
         assert table is not None
         for heir, answer in told.items():
-            table = table.moved(answer["served"][OPERATOR], heir)
+            table = table.moved(answer.served[OPERATOR], heir)
         self.nest.routing = table.parted([lost])
         write_routing(str(self.nest.checkpoint), OPERATOR, self.nest.routing)
 
-    def ask(self, host: str, action: str, **fields: Any) -> dict[str, Any]:
+    def ask(self, host: str, request: typed.Request[Reply]) -> Reply:
         client = self.nest.client(host)
         try:
-            return client.call(action, **fields)
+            return typed.ask(client, request)
         finally:
             client.close()
 

@@ -66,7 +66,7 @@ def test_a_lost_directory_comes_back_from_the_peer(nest: Nest, durability: Durab
     nest.start_all()
     flow = Flow(nest)
     migrate(nest, "host-1", "host-0", "live", [{"groups": groups_of(nest, "host-1")[::2], "keys": []}])
-    assert ended(nest, "host-1")["done"] == 1
+    assert ended(nest, "host-1").done == 1
     owned = groups_of(nest, "host-0")
     wait_stands(nest, "host-0", "host-1")
     flow.wait_batches(2)

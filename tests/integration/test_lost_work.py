@@ -88,7 +88,7 @@ def test_copies_that_are_ahead_of_what_is_left_of_the_log_are_not_used(nest: Nes
     Checked().take(nest.run(0, "0", [rows(range(100), KEYS)]))
     groups = groups_of(nest, LOST)
     migrate(nest, LOST, "host-1", "standby", [{"groups": groups, "keys": []}])
-    wait_until(lambda: "copied" in dict(report(nest, LOST)["phases"]), what="copies stand")
+    wait_until(lambda: "copied" in dict(report(nest, LOST).phases), what="copies stand")
     with pytest.raises(WorkLost):
         interrupted(nest, Machine(nest, LOST), ["host-1"], {OPERATOR: {"host-1": Units(frozenset(groups))}})
     repeated(nest)

@@ -14,9 +14,11 @@ import pytest
 
 import godwit
 from godwit.migration import PROTOCOLS
-from godwit.model.units import Unit
+from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.host.host import Host
 from godwit.runtime.router.routing_table import write_routing
+from godwit.transport import typed
 from tests.integration.nest import OPERATOR, Nest, route_hash, rows
 from tests.spark.flocks import Count, wait_until
 
@@ -44,26 +46,29 @@ def migrate(
     **options: Any,
 ) -> None:
     client = nest.client(origin)
-    client.call("migrate", id=id_, operator=OPERATOR, target=target, protocol=protocol, steps=steps, options=options)
+    units = tuple(Units.from_dict(step) for step in steps)
+    typed.ask(client, messages.StartMigration(id_, OPERATOR, target, protocol, units, **options))
     client.close()
 
 
-def report(nest: Nest, origin: str, id_: str = "m1") -> dict[str, Any]:
+def report(nest: Nest, origin: str, id_: str = "m1") -> messages.MigrationReport:
     client = nest.client(origin)
     try:
-        return client.call("migration", id=id_, wait_s=0.5)
+        return typed.ask(client, messages.ReportMigration(id_, 0.5))
     finally:
         client.close()
 
 
-def ended(nest: Nest, origin: str, id_: str = "m1") -> dict[str, Any]:
-    wait_until(lambda: report(nest, origin, id_)["state"] == "ended", what="the migration has ended")
+def ended(nest: Nest, origin: str, id_: str = "m1") -> messages.MigrationReport:
+    wait_until(lambda: report(nest, origin, id_).state == "ended", what="the migration has ended")
     return report(nest, origin, id_)
 
 
 def groups_of(nest: Nest, host: str) -> list[int]:
     client = nest.client(host)
-    stands = client.call("ownership", operator=OPERATOR)["ownership"]["groups"]["stands"]
+    ownership = typed.ask(client, messages.ReportOwnership(OPERATOR)).ownership
+    assert ownership is not None
+    stands = ownership["groups"]["stands"]
     client.close()
     return [group for group, stand in enumerate(stands) if stand == "0"]
 
@@ -101,13 +106,13 @@ def test_groups_move_while_rows_flow(nest: Nest, protocol: str) -> None:
     if protocol == "standby":
         client = nest.client("host-0")
         seen.take(nest.run(1, "0", chunks(1, 8)))
-        client.call("handover", id="m1")
+        typed.ask(client, messages.HandOverStandby("m1"))
         client.close()
     else:
         seen.take(nest.run(1, "0", chunks(1, 40)))
     told = ended(nest, "host-0")
-    assert told["dropped"] == 0, told
-    assert len(told["moved"]) == len(moving), told
+    assert told.dropped == 0, told
+    assert len(told.moved) == len(moving), told
     assert set(moving) <= set(groups_of(nest, "host-1"))
     before = dict(seen.counts)
     total = sum(before.values()) // CHUNK
@@ -179,15 +184,15 @@ def test_a_host_killed_during_a_migration(nest: Nest, protocol: str, killed: str
     steps = [{"groups": moving[at : at + 4], "keys": []} for at in range(0, len(moving), 4)]
     migrate(nest, "host-0", "host-1", protocol, steps)
     if protocol == "standby":
-        wait_until(lambda: report(nest, "host-0")["bytes"] > 0, what="copies")
+        wait_until(lambda: report(nest, "host-0").bytes > 0, what="copies")
         client = nest.client("host-0")
-        client.call("handover", id="m1")
+        typed.ask(client, messages.HandOverStandby("m1"))
         client.close()
     nest.kill(killed)
     nest.start(killed)
     flow.wait_batches(3)
     flow.end()
-    wait_until(lambda: report(nest, "host-0")["state"] in OVER, what="the migration is over")
+    wait_until(lambda: report(nest, "host-0").state in OVER, what="the migration is over")
     wait_until(lambda: len(owners(nest)) == GROUPS, what="every group has an owner")
     assert nest.state(flow.batch - 1) == flow.seen.counts
 
@@ -201,7 +206,7 @@ def test_keys_go_to_and_fro_while_rows_flow(nest: Nest) -> None:
         steps = [{"groups": both[at : at + 4], "keys": []} for at in (0, 4)]
         migrate(nest, hosts[turn % 2], hosts[1 - turn % 2], protocol, steps, f"turn-{turn}")
         told = ended(nest, hosts[turn % 2], f"turn-{turn}")
-        assert (len(told["moved"]), told["dropped"]) == (8, 0), told
+        assert (len(told.moved), told.dropped) == (8, 0), told
     flow.wait_batches(2)
     flow.end()
     assert nest.state(flow.batch - 1) == flow.seen.counts
@@ -212,12 +217,12 @@ def test_single_keys_move_apart_from_their_group_and_back(nest: Nest) -> None:
     keys = [key for key in range(KEYS) if route_hash(key) % GROUPS in groups_of(nest, "host-0")][:10]
     steps = [{"groups": [], "keys": [route_hash(key) for key in keys]}]
     migrate(nest, "host-0", "host-1", "live", steps, "out")
-    assert ended(nest, "host-0", "out")["done"] == 1
+    assert ended(nest, "host-0", "out").done == 1
     moved = groups_of(nest, "host-0")
     migrate(nest, "host-0", "host-1", "push", [{"groups": moved, "keys": []}], "rest")
-    assert ended(nest, "host-0", "rest")["done"] == 1
+    assert ended(nest, "host-0", "rest").done == 1
     migrate(nest, "host-1", "host-0", "pause", [{"groups": moved[:3], "keys": steps[0]["keys"][:4]}], "back")
-    assert ended(nest, "host-1", "back")["done"] == 1
+    assert ended(nest, "host-1", "back").done == 1
     flow.wait_batches(2)
     flow.end()
     assert nest.state(flow.batch - 1) == flow.seen.counts
@@ -226,13 +231,13 @@ def test_single_keys_move_apart_from_their_group_and_back(nest: Nest) -> None:
 def test_an_aborted_migration_stays_where_it_was(nest: Nest) -> None:
     flow = Flow(nest)
     migrate(nest, "host-0", "host-1", "standby", [{"groups": groups_of(nest, "host-0"), "keys": []}])
-    wait_until(lambda: report(nest, "host-0")["bytes"] > 0, what="copies")
+    wait_until(lambda: report(nest, "host-0").bytes > 0, what="copies")
     before = owners(nest)
     client = nest.client("host-0")
-    client.call("abort_migration", id="m1", reason="not today")
+    typed.ask(client, messages.AbortMigration("m1", "not today"))
     client.close()
     told = ended(nest, "host-0")
-    assert (told["done"], told["dropped"], told["reason"]) == (0, 1, "not today")
+    assert (told.done, told.dropped, told.reason) == (0, 1, "not today")
     flow.wait_batches(2)
     flow.end()
     assert owners(nest) == before
@@ -266,10 +271,10 @@ def test_a_host_that_joins_takes_over_and_one_that_is_emptied_leaves(nest: Nest)
     join(nest, "host-2")
     for origin in ("host-0", "host-1"):
         migrate(nest, origin, "host-2", "live", [{"groups": groups_of(nest, origin)[::3], "keys": []}], f"out-{origin}")
-        assert ended(nest, origin, f"out-{origin}")["dropped"] == 0
+        assert ended(nest, origin, f"out-{origin}").dropped == 0
     flow.wait_batches(2)
     migrate(nest, "host-0", "host-1", "push", [{"groups": [g], "keys": []} for g in groups_of(nest, "host-0")], "empty")
-    assert ended(nest, "host-0", "empty")["dropped"] == 0
+    assert ended(nest, "host-0", "empty").dropped == 0
     left = nest.routing.moved({Unit("group", g): 9 for g in groups_of(nest, "host-1")}, "host-1")
     left = left.moved({Unit("group", g): 9 for g in groups_of(nest, "host-2")}, "host-2")
     nest.routing = left.parted(["host-0"])
@@ -290,7 +295,7 @@ def test_a_host_that_joins_takes_over_and_one_that_is_emptied_leaves(nest: Nest)
 def test_state_comes_from_the_changelog_of_its_origin(nest: Nest) -> None:
     flow = Flow(nest)
     migrate(nest, "host-0", "host-1", "pause", [{"groups": groups_of(nest, "host-0"), "keys": []}], source="backup")
-    assert ended(nest, "host-0")["done"] == 1
+    assert ended(nest, "host-0").done == 1
     flow.wait_batches(2)
     flow.end()
     assert nest.state(flow.batch - 1) == flow.seen.counts
@@ -317,11 +322,11 @@ def test_a_check_tells_processors_that_are_not_deterministic(tmp_path: Path, pro
         flow.end()
         assert nest.state(flow.batch - 1) == flow.seen.counts
         if processor is Count:
-            assert told["dropped"] == 0
+            assert told.dropped == 0
         else:
-            assert told["dropped"] > 0
-            assert "GODWIT-NOT-DETERMINISTIC" in told["reason"]
-            assert f"operator={OPERATOR}" in told["reason"]
+            assert told.dropped > 0
+            assert "GODWIT-NOT-DETERMINISTIC" in told.reason
+            assert f"operator={OPERATOR}" in told.reason
     finally:
         nest.close()
 
@@ -337,7 +342,7 @@ def test_protocols_that_ship_state_ask_nothing_of_the_processor(tmp_path: Path, 
         assert len({row["n"] for row in first}) == 2, "each host puts out its own number"
         moving = groups_of(nest, "host-0")
         migrate(nest, "host-0", "host-1", protocol, [{"groups": moving, "keys": []}])
-        assert len(ended(nest, "host-0")["moved"]) == len(moving)
+        assert len(ended(nest, "host-0").moved) == len(moving)
         assert list(nest.run(0, "0", chunks(0, 4))) == first
         seen = Checked()
         seen.take(iter(first))
@@ -372,7 +377,7 @@ def test_a_key_on_two_lanes_goes_on_from_what_its_origin_has_made_of_both(nest: 
     migrate(nest, "host-0", "host-1", protocol, [{"groups": [group], "keys": []} for group in moving])
     for thread in tasks:
         thread.join(60)
-    assert len(ended(nest, "host-0")["moved"]) == len(moving)
+    assert len(ended(nest, "host-0").moved) == len(moving)
     counts: dict[int, list[int]] = {}
     for lane in given.values():
         mine: dict[int, list[int]] = {}

@@ -11,12 +11,15 @@ import pytest
 
 from godwit.errors import GodwitError, HostUnavailable, StaleGeneration
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.host.host import Host
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import read_will
 from godwit.runtime.router.routing_table import read_routing, write_routing
 from godwit.runtime.takeover import rescue
-from godwit.runtime.takeover.rescue import Estate, Shares, dealt, fenced, settle
+from godwit.runtime.takeover.rescue import Estate, Inherited, Shares, dealt, fenced, settle
+from godwit.transport import typed
+from godwit.transport.typed import Reply
 from tests.integration.nest import OPERATOR, Nest
 from tests.integration.test_migration import Flow, ended, groups_of, migrate, report
 from tests.spark.flocks import wait_until
@@ -30,10 +33,18 @@ def nest(tmp_path: Path) -> Iterator[Nest]:
     nest.close()
 
 
-def ask(nest: Nest, host: str, action: str, **fields: Any) -> dict[str, Any]:
+def ask(nest: Nest, host: str, request: typed.Request[Reply]) -> Reply:
     client = nest.client(host)
     try:
-        return client.call(action, **fields)
+        return typed.ask(client, request)
+    finally:
+        client.close()
+
+
+def status_of(nest: Nest, host: str) -> dict[str, Any]:
+    client = nest.client(host)
+    try:
+        return client.call("status")
     finally:
         client.close()
 
@@ -42,20 +53,20 @@ def estate_of(nest: Nest, lost: str) -> Estate:
     return fenced(host_directory(str(nest.checkpoint), lost), "process")
 
 
-def follow(nest: Nest, estate: Estate, told: dict[str, Any]) -> None:
+def follow(nest: Nest, estate: Estate, told: dict[str, Inherited]) -> None:
     """What the driver does with the tables."""
     table = read_routing(str(nest.checkpoint), OPERATOR)
     assert table is not None
     for heir, answer in told.items():
-        table = table.moved(answer["served"][OPERATOR], heir)
+        table = table.moved(answer.served[OPERATOR], heir)
     write_routing(str(nest.checkpoint), OPERATOR, table.parted([estate.lost]))
     nest.routing = table.parted([estate.lost])
 
 
-def taken_over(nest: Nest, lost: str, heirs: list[str], copies: dict[str, dict[str, Units]]) -> dict[str, Any]:
+def taken_over(nest: Nest, lost: str, heirs: list[str], copies: dict[str, dict[str, Units]]) -> dict[str, Inherited]:
     estate = estate_of(nest, lost)
     owned = {operator: own.mine() for operator, own in estate.owned.items()}
-    told = settle(estate, dealt(owned, heirs, copies), lambda host, action, **f: ask(nest, host, action, **f))
+    told = settle(estate, dealt(owned, heirs, copies), lambda host, request: ask(nest, host, request))
     follow(nest, estate, told)
     return told
 
@@ -64,7 +75,7 @@ def copies_stand(nest: Nest, part: int = 1) -> list[int]:
     """Of so much of what host-2 owns, on host-1; gives the groups."""
     groups = groups_of(nest, "host-2")[::part]
     migrate(nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
-    wait_until(lambda: "copied" in dict(report(nest, "host-2")["phases"]), what="they stand")
+    wait_until(lambda: "copied" in dict(report(nest, "host-2").phases), what="they stand")
     return groups
 
 
@@ -82,7 +93,7 @@ def test_two_hosts_take_over_a_third(nest: Nest) -> None:
     flow.wait_batches(3)
     check(nest, flow)
     for heir in ("host-0", "host-1"):
-        gained = {unit.id for unit in told[heir]["served"][OPERATOR]}
+        gained = {unit.id for unit in told[heir].served[OPERATOR]}
         assert gained <= set(had)
         assert gained <= set(groups_of(nest, heir))
 
@@ -104,7 +115,7 @@ def test_copies_of_a_standby_take_over(nest: Nest, part: int, by_copies: dict[st
     flow.wait_batches(2)
     nest.kill("host-2")
     told = taken_over(nest, "host-2", list(by_copies), {OPERATOR: {"host-1": Units(frozenset(copied))}})
-    assert {heir: answer["by_copies"] for heir, answer in told.items()} == by_copies
+    assert {heir: answer.by_copies for heir, answer in told.items()} == by_copies
     flow.wait_batches(3)
     check(nest, flow)
 
@@ -117,7 +128,7 @@ def test_copies_are_dropped_when_their_origin_is_back(nest: Nest) -> None:
     keys = len(nest.state(flow.batch))
 
     def held() -> int:
-        status = [ask(nest, host, "status")["instances"][0]["keys"] for host in nest.routing.hosts]
+        status = [status_of(nest, host)["instances"][0]["keys"] for host in nest.routing.hosts]
         return sum(status)
 
     wait_until(lambda: held() <= max(keys, len(flow.seen.counts)), what="the copies are gone")
@@ -136,7 +147,7 @@ def test_without_a_will_the_host_starts_again_and_owns_everything(nest: Nest) ->
     inherit(nest, estate, shares)
     nest.start("host-2")
     for heir in shares:
-        ask(nest, heir, "disinherit", name=estate.name)
+        ask(nest, heir, messages.AbandonTakeover(estate.name))
     flow.wait_batches(2)
     check(nest, flow)
     assert groups_of(nest, "host-2") == had
@@ -144,12 +155,10 @@ def test_without_a_will_the_host_starts_again_and_owns_everything(nest: Nest) ->
 
 def inherit(nest: Nest, estate: Estate, shares: Shares) -> None:
     for heir, share in shares.items():
-        given = {operator: units.to_dict() for operator, units in share.items()}
-        where = {"generation": estate.generation, "next_lsn": estate.next_lsn, "timers": {OPERATOR: "host-0"}}
-        ask(nest, heir, "inherit", name=estate.name, lost=estate.lost, shares=given, **where)
+        ask(nest, heir, rescue.prepare_takeover(share, {OPERATOR: "host-0"}, estate))
     for heir in shares:
         wait_until(
-            lambda heir=heir: ask(nest, heir, "inheritance", name=estate.name, wait_s=0.5)["state"] == "prepared",
+            lambda heir=heir: ask(nest, heir, messages.ReportTakeover(estate.name, 0.5)).state == "prepared",
             what="it is prepared",
         )
 
@@ -162,21 +171,19 @@ def test_an_heir_that_fails_is_in_nobodys_way_though_nobody_tells_it_to_give_up(
     estate = estate_of(nest, "host-2")
     beyond = replace(estate, next_lsn=estate.next_lsn + 1)
     share = {OPERATOR: estate.owned[OPERATOR].mine()}
-    rescue._ask_to_inherit(
-        "host-1", share, {OPERATOR: "host-1"}, beyond, lambda host, action, **f: ask(nest, host, action, **f)
-    )
+    ask(nest, "host-1", rescue.prepare_takeover(share, {OPERATOR: "host-1"}, beyond))
     told = wait_until(lambda: _failed(nest, estate), what="it has failed")
-    assert "the log ends before" in told["reason"]
+    assert "the log ends before" in str(told.failure)
     nest.start("host-2")
     migrate(nest, "host-2", "host-1", "live", [share[OPERATOR].to_dict()])
-    assert len(ended(nest, "host-2")["moved"]) == len(share[OPERATOR])
+    assert len(ended(nest, "host-2").moved) == len(share[OPERATOR])
     flow.wait_batches(2)
     check(nest, flow)
 
 
-def _failed(nest: Nest, estate: Estate) -> dict[str, Any] | None:
-    told = ask(nest, "host-1", "inheritance", name=estate.name)
-    return told if told["state"] == "failed" else None
+def _failed(nest: Nest, estate: Estate) -> messages.TakeoverReport | None:
+    told = ask(nest, "host-1", messages.ReportTakeover(estate.name))
+    return told if told.state == "failed" else None
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["after-the-will", "before-the-will"])
@@ -187,14 +194,14 @@ def test_an_heir_is_killed_too(nest: Nest, written: bool) -> None:
     estate = estate_of(nest, "host-2")
     killed = []
 
-    def asked(host: str, action: str, **fields: Any) -> dict[str, Any]:
+    def asked(host: str, request: typed.Request[Reply]) -> Reply:
         """The first heir dies before it can do what it is asked here."""
-        if action == ("inherited" if written else "inheritance") and not killed:
-            ask(nest, host, "inheritance", name=estate.name, wait_s=10.0)
+        if isinstance(request, messages.CompleteTakeover if written else messages.ReportTakeover) and not killed:
+            ask(nest, host, messages.ReportTakeover(estate.name, 10.0))
             killed.append(host)
             nest.kill(host)
             nest.start(host)
-        return ask(nest, host, action, **fields)
+        return ask(nest, host, request)
 
     shares = dealt({OPERATOR: estate.owned[OPERATOR].mine()}, ["host-0", "host-1"], {})
     if written:
@@ -221,7 +228,7 @@ def test_a_host_that_is_only_thought_lost_is_fenced(nest: Nest) -> None:
     """It goes on for as long as nobody asks it for anything; it has answered nothing that its heirs do not know."""
     flow = Flow(nest)
     told = taken_over(nest, "host-2", ["host-0", "host-1"], {})
-    assert sum(len(answer["served"][OPERATOR]) for answer in told.values())
+    assert sum(len(answer.served[OPERATOR]) for answer in told.values())
     flow.wait_batches(3)
     check(nest, flow)
     assert nest.process("host-2").wait(20) != 0, "it has found out by itself"

@@ -14,7 +14,10 @@ import pytest
 
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.takeover.rescue import dealt, settle
+from godwit.transport import typed
+from godwit.transport.typed import Reply
 from tests.integration.bells import Belfry, Tasks
 from tests.integration.nest import OPERATOR
 from tests.integration.test_migration import groups_of, migrate, report
@@ -118,9 +121,9 @@ def test_the_host_is_started_again_after_heirs_had_prepared_its_timers(belfry: B
     """There is no will, so it fires them itself, and the heirs let go of them."""
     tasks = lose_firing(belfry, "host-2")
 
-    def refuse(host: str, action: str, **fields: object) -> dict[str, object]:
-        answer = belfry.ask(host, action, **fields)
-        if action == "inheritance" and host == "host-1":
+    def refuse(host: str, request: typed.Request[Reply]) -> Reply:
+        answer = belfry.ask(host, request)
+        if isinstance(request, messages.ReportTakeover) and host == "host-1":
             raise HostUnavailable("the second heir is lost, too")
         return answer
 
@@ -138,11 +141,11 @@ def test_the_host_is_started_again_after_heirs_had_prepared_its_timers(belfry: B
 def test_copies_take_over_timers_that_were_not_fired(belfry: Belfry) -> None:
     groups = groups_of(belfry.nest, "host-2")
     migrate(belfry.nest, "host-2", "host-1", "standby", [{"groups": groups, "keys": []}])
-    wait_until(lambda: "copied" in dict(report(belfry.nest, "host-2")["phases"]), what="copies stand")
+    wait_until(lambda: "copied" in dict(report(belfry.nest, "host-2").phases), what="copies stand")
     belfry.run()
     tasks = lose_firing(belfry, "host-2")
     told = belfry.take_over("host-2", {OPERATOR: {"host-1": Units(frozenset(groups))}})
-    assert told["host-1"]["by_copies"]
+    assert told["host-1"].by_copies
     belfry.complete(tasks)
     belfry.run()
 

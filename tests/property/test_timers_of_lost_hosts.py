@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import godwit
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
+from godwit.runtime import messages
 from godwit.runtime.controller import operator_json
 from godwit.runtime.handover.order import Port
 from godwit.runtime.host.exchange import Exchange
@@ -38,6 +39,7 @@ from godwit.runtime.processor.watchdog import Watch
 from godwit.runtime.takeover.rescue import dealt, fenced, settle
 from godwit.state.changelog import Changelog
 from godwit.state.keys import KeyCodec
+from godwit.transport import typed
 from tests.spark.flocks import wait_until
 
 INPUT = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us"))])
@@ -121,8 +123,8 @@ class Place:
         self.log._line.clear()  # what stood in line was never written
         self.log.close()
 
-    def ask(self, action: str, **fields: Any) -> dict[str, Any]:
-        return self.moves.actions()[action](fields)
+    def ask(self, request: typed.Request[Any]) -> Any:
+        return self.moves.handlers()[type(request)](request)
 
 
 class Lane:
@@ -216,10 +218,10 @@ class Flock:
         if not owned:
             return
 
-        def ask(host: str, action: str, **fields: Any) -> dict[str, Any]:
-            if action == "inherited" and restarts:
+        def ask(host: str, request: typed.Request[Any]) -> Any:
+            if isinstance(request, messages.CompleteTakeover) and restarts:
                 self.restart(host)
-            return self.places[host].ask(action, **fields)
+            return self.places[host].ask(request)
 
         settle(estate, dealt(owned, list(self.places), {}), ask)
 

@@ -143,7 +143,7 @@ class Flock:
             self.kernel.tell("driver", "nobody takes over from", name, str(error)[:200])
             return self._given_up(name) if read_will(directory) is not None else False
         for heir, answer in told.items():
-            for operator, epochs in answer["served"].items():
+            for operator, epochs in answer.served.items():
                 self.moved(operator, epochs, heir)
         return self._given_up(name)
 

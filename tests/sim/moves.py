@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from godwit.errors import DefinitionError, GodwitError, HostUnavailable
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
+from godwit.transport import typed
 from tests.sim.flock import Flock
 from tests.sim.kernel import Kernel
 
@@ -132,11 +133,16 @@ class Moves:
 
     def _asked(self, order: Order) -> str:
         """Why it has not begun; empty if it has."""
-        fields: dict[str, Any] = {"operator": order.operator, "target": order.target, "protocol": order.protocol}
-        fields["options"] = {"side_by_side": order.side_by_side} if order.side_by_side else {}
-        steps = [units.to_dict() for units in order.steps]
+        request = messages.StartMigration(
+            order.name,
+            order.operator,
+            order.target,
+            order.protocol,
+            tuple(order.steps),
+            side_by_side=order.side_by_side,
+        )
         try:
-            self._flock.ask(order.origin, "migrate", id=order.name, steps=steps, **fields)
+            self._flock.ask(order.origin, request)
         except DefinitionError:
             return "refused"
         except HostUnavailable:
@@ -147,37 +153,38 @@ class Moves:
         began_s, told = self._kernel.time_s, ""
         while True:
             try:
-                answer = self._flock.ask(order.origin, "migration", id=order.name, wait_s=1.0)
+                answer = self._flock.ask(order.origin, messages.ReportMigration(order.name, 1.0))
             except HostUnavailable:
                 if order.origin in self._flock.lost:
                     return "origin lost"
                 self._kernel.sleep(0.1)
                 continue
-            for kind, id_, epoch in answer.get("moved", ()):
-                self._flock.moved(order.operator, {Unit(kind, id_): epoch}, order.target)
-            if answer["state"] != "running":
+            for unit, epoch in answer.moved.items():
+                self._flock.moved(order.operator, {unit: epoch}, order.target)
+            if answer.state != "running":
                 return _outcome(answer)
             told = self._tell(order, self._kernel.time_s - began_s, told)
 
     def _tell(self, order: Order, age_s: float, told: str) -> str:
         """What the origin has been told so far: to hand over, or to leave off."""
-        action = ""
         if order.abort_after_s is not None and age_s > order.abort_after_s:
-            action = "abort_migration"
+            request: typed.Request[typed.Done] = messages.AbortMigration(order.name)
         elif order.protocol == "standby" and age_s > STANDS_S:
-            action = "handover"
-        if not action or action == told:
+            request = messages.HandOverStandby(order.name)
+        else:
+            return told
+        if request.kind == told:
             return told
         try:
-            self._flock.ask(order.origin, action, id=order.name)
+            self._flock.ask(order.origin, request)
         except GodwitError:
             return told
-        return action
+        return request.kind
 
 
-def _outcome(answer: dict[str, Any]) -> str:
-    if answer["state"] == "unknown":
+def _outcome(answer: messages.MigrationReport) -> str:
+    if answer.state == "unknown":
         return "origin restarted"
-    if not answer["done"]:
+    if not answer.done:
         return "stayed"
-    return "in part" if answer["dropped"] else "done"
+    return "in part" if answer.dropped else "done"

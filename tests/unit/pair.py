@@ -28,6 +28,7 @@ from godwit.model.ownership import Stand
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.controller import operator_json
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.order import Port
@@ -41,7 +42,7 @@ from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog
-from godwit.transport import line, wire
+from godwit.transport import line, typed, wire
 from tests.unit.test_instance import INPUT, Sum, welcome
 
 PATIENCE_S = 10.0
@@ -373,11 +374,12 @@ class Pair:
     def migrate(self, protocol: str, *steps: Units, back: bool = False, **options: Any) -> str:
         origin, target = (self.b, self.a) if back else (self.a, self.b)
         name = f"m{next(self._names)}"
-        request = {"id": name, "operator": "sum", "target": target.name, "protocol": protocol, "options": options}
-        origin.moves.actions()["migrate"](request | {"steps": [units.to_dict() for units in steps or (ALL,)]})
+        origin.moves.start_migration(
+            messages.StartMigration(name, "sum", target.name, protocol, steps or (ALL,), **options)
+        )
         return name
 
-    def wait_ended(self, side: Side | None = None) -> dict[str, Any]:
+    def wait_ended(self, side: Side | None = None) -> messages.MigrationReport:
         mover = (side or self.a).mover
         with mover.news:
             assert mover.news.wait_for(lambda: mover.ended, PATIENCE_S), mover.report()
@@ -395,12 +397,12 @@ class Pair:
             assert time.monotonic() < deadline_s, why()
             self._pause.wait(0.002)
 
-    def moved(self, protocol: str, *steps: Units, back: bool = False) -> dict[str, Any]:
+    def moved(self, protocol: str, *steps: Units, back: bool = False) -> messages.MigrationReport:
         """Migrate and see it through."""
         name = self.migrate(protocol, *steps, back=back)
         origin = self.b if back else self.a
         if protocol == "standby":
-            origin.moves.actions()["handover"]({"id": name})
+            origin.moves.hand_over_standby(messages.HandOverStandby(name))
         return self.wait_ended(origin)
 
     def close(self) -> None:
@@ -425,7 +427,7 @@ def joined(tmp_path: Path, **spec: Any) -> Iterator[Pair]:
             side = pair_of[0].listening.get(self._address)
             if side is None:
                 raise HostUnavailable("nobody listens")
-            return side.moves.actions()[action](fields)
+            return typed.actions(side.moves.handlers())[action](fields)
 
         def close(self) -> None:
             return

@@ -12,6 +12,7 @@ import pytest
 from godwit.migration import PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.handover.connection import Peer, Queued
 from godwit.state.ledger import Entry, with_rows
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
@@ -40,9 +41,9 @@ def released_then_cut(pair: Pair, then: Callable[[Note], bool] = lambda _: False
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
 def test_keys_go_to_and_fro_over_the_line(pair: Pair, protocol: str) -> None:
     """The line by itself: nothing is lost, held back or broken."""
-    assert pair.moved(protocol)["dropped"] == 0
+    assert pair.moved(protocol).dropped == 0
     assert pair.b.put(0, (1, 1)) == [(1, 2)]
-    assert pair.moved("pause", back=True)["dropped"] == 0
+    assert pair.moved("pause", back=True).dropped == 0
     assert pair.a.totals() == FIRST | {1: 2}
     assert pair.a.left_over() == pair.b.left_over() == []
 
@@ -54,7 +55,7 @@ def test_watermarks_of_both_ends_are_merged(pair: Pair, protocol: str) -> None:
     for side, seen, reported in ((pair.a, {"0": 50, "1": 70}, {"0": 90}), (pair.b, {"0": 60}, {"2": 10})):
         watermark = side.shared.instance.batch.watermark
         watermark.lanes, watermark.reported = dict(seen), dict(reported)
-    assert pair.moved(protocol)["dropped"] == 0
+    assert pair.moved(protocol).dropped == 0
     merged = pair.b.shared.instance.batch.watermark
     assert (merged.lanes, merged.reported) == ({"0": 60, "1": 70}, {"0": 90, "2": 10})
     pair.b.restart()
@@ -63,7 +64,7 @@ def test_watermarks_of_both_ends_are_merged(pair: Pair, protocol: str) -> None:
 
 def test_state_leaves_before_released_when_it_was_missing(pair: Pair) -> None:
     released_then_cut(pair)
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     kinds = pair.connections[1].there.kinds()
     told = kinds[kinds.index("step_released") + 1 :]
     assert told.index("step_end") < told.index("step_released") if "step_released" in told else "step_end" in told
@@ -72,7 +73,7 @@ def test_state_leaves_before_released_when_it_was_missing(pair: Pair) -> None:
 
 def test_state_is_asked_for_once_a_connection_and_sent_once(pair: Pair) -> None:
     released_then_cut(pair)
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     connection = pair.connections[1]
     assert connection.back.kinds().count("step_missing") == 1
     assert connection.there.kinds().count("step_end") == 1
@@ -88,7 +89,7 @@ def test_a_second_copy_does_not_take_the_place_of_rows_applied_since(pair: Pair)
     connection.there.flow()
     pair.wait_sent()
     connection.back.flow()
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     connection.there.wait_ended()
     assert pair.b.totals()[5] == 11
     assert pair.b.left_over() == []
@@ -103,16 +104,16 @@ def test_keys_that_were_missing_can_be_moved_to_the_same_host_again(pair: Pair) 
     pair.wait_sent()
     connection.back.flow()
     pair.back = lambda _: False
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     connection.there.wait_ended()
-    assert pair.moved("pause", back=True)["done"] == 1
-    assert pair.moved("fetch")["done"] == 1
+    assert pair.moved("pause", back=True).done == 1
+    assert pair.moved("fetch").done == 1
     assert pair.b.totals() == FIRST
 
 
 def came_back_unconfirmed(pair: Pair) -> None:
     """All keys are at host-0, which came from host-1 by a hand-over of which host-1 has not heard that it was served."""
-    assert pair.moved("pause")["done"] == 1
+    assert pair.moved("pause").done == 1
     pair.back = kind_is("step_served")
     pair.migrate("pause", back=True)
     pair.wait(lambda: pair.a.owned() == ALL)
@@ -123,7 +124,7 @@ def came_back_unconfirmed(pair: Pair) -> None:
 def test_copies_stay_though_the_target_has_not_forgotten_that_it_was_the_origin(pair: Pair, protocol: str) -> None:
     """A step is announced again when it is cut: what lies here from earlier goes the first time only."""
     came_back_unconfirmed(pair)
-    assert pair.moved(protocol)["done"] == 1
+    assert pair.moved(protocol).done == 1
     assert pair.b.totals() == FIRST
     pair.connections[1].back.flow()
     pair.wait_ended(pair.b)
@@ -144,7 +145,7 @@ def test_rows_of_keys_that_come_back_are_remembered_though_the_target_forgets_th
     pair.connections[1].back.flow()
     pair.wait_ended(pair.b)
     pair.connections[2].there.flow()
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     assert pair.b.put_rows(0, list(range(KEYS)), *FIRST.items()) == list(FIRST.items()), "as they were answered before"
     assert pair.b.totals() == FIRST
 
@@ -162,7 +163,7 @@ def test_the_end_of_a_step_is_not_taken_for_all_of_it(pair: Pair, monkeypatch: p
     copied: list[Queued] = []
     monkeypatch.setattr(Peer, "send", fails)
     pair.migrate("live-unordered")
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     assert pair.b.totals() == FIRST
 
 
@@ -174,11 +175,11 @@ def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str)
     pair.there = lambda note: note["kind"] == "step_state" and note["step"] == 1
     name = pair.migrate(protocol, *halves, side_by_side=2)
     if protocol == "standby":
-        pair.a.moves.actions()["handover"]({"id": name})
+        pair.a.moves.hand_over_standby(messages.HandOverStandby(name))
     connection = pair.wait_connection(1)
     connection.there.wait_stopped()
     pair.wait(lambda: bool(pair.a.shared.instance.ownership and pair.a.shared.instance.ownership.outgoing))
-    pair.a.moves.actions()["abort_migration"]({"id": name, "reason": "enough"})
+    pair.a.moves.abort_migration(messages.AbortMigration(name, "enough"))
     pair.wait(lambda: pair.a.owned() == halves[1])
     connection.there.flow()
     pair.wait(lambda: pair.b.owned() == halves[0])
@@ -188,7 +189,7 @@ def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str)
     assert [unit for unit in halves[1] if pair.b.stand(unit) is not Stand.AWAY] == []
     connection.back.flow()
     told = pair.wait_ended()
-    assert (told["done"], told["dropped"]) == (1, 1)
+    assert (told.done, told.dropped) == (1, 1)
     assert pair.a.left_over() == pair.b.left_over() == []
     assert pair.a.totals() | pair.b.totals() == FIRST
 

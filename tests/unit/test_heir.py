@@ -48,7 +48,7 @@ class Told:
         assert self.may.wait(10)
 
 
-def left_by(checkpoint: Path) -> dict[str, Any]:
+def left_by(checkpoint: Path) -> tuple[int, int]:
     """The log of a host that has applied rows of a batch, closed for good."""
     directory = host_directory(str(checkpoint), LOST)
     log, recovered = Changelog.open(directory)
@@ -60,17 +60,17 @@ def left_by(checkpoint: Path) -> dict[str, Any]:
     log.flush(log.append([*parts, *(({"kind": "state", "op": instance.name, "batch": 0}, body) for body in state)]))
     log.close()
     _, left = take_over(directory, "process")
-    return {"generation": left.generation, "next_lsn": left.next_lsn}
+    return left.generation, left.next_lsn
 
 
 def heir_of(checkpoint: Path, told: Told) -> Heir:
     log, _ = Changelog.open(host_directory(str(checkpoint), HEIR))
     port = Port(HEIR, str(checkpoint), "token", "", log, lambda: 0, lambda: False)
     shared = SharedInstance(instance_of(Sum()))
-    request = {"name": "w", "lost": LOST, "timers": {"sum": HEIR}, **left_by(checkpoint)}
-    shares = {"sum": Units(frozenset(range(4))).to_dict()}
+    shares = {"sum": Units(frozenset(range(4)))}
+    request = messages.PrepareTakeover("w", LOST, shares, {"sum": HEIR}, *left_by(checkpoint))
     receiver: Any = told
-    return Heir(port, request | {"shares": shares}, lambda _: shared, lambda *_: receiver)
+    return Heir(port, request, lambda _: shared, lambda *_: receiver)
 
 
 def test_a_log_is_told_as_an_origin_would(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_copies_are_told_only_what_came_after_them(tmp_path: Path) -> None:
     with heir.changed:
         assert heir.changed.wait_for(lambda: heir.state != "reading", 10)
     assert told.kinds == ["origin_progress", "step_end", "step_aborted"]
-    assert heir.figures()["by_copies"]
+    assert heir.report().by_copies
 
 
 def test_an_heir_that_gives_up_prepares_nothing_any_more(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.liveness.wills import write_will
 from godwit.runtime.takeover import rescue
 from tests.unit.pair import ALL, Pair, Side, joined, kind_is
@@ -40,17 +41,17 @@ def owner(pair: Pair) -> Side:
 @pytest.mark.parametrize("protocol", ["live", "live-unordered", "standby"])
 def test_key_that_comes_back_while_its_group_is_being_copied_keeps_its_state(pair: Pair, protocol: str) -> None:
     """Before: the key was taken for one of the group, of which the copies were whole, and came to the target without state."""
-    assert pair.moved("pause", apart(pair))["done"] == 1
+    assert pair.moved("pause", apart(pair)).done == 1
     pair.there = kind_is("copy_marker")
     name = pair.migrate(protocol, group(pair))
     copying = pair.wait_connection(2)
     copying.there.wait_stopped()
     pair.there = lambda _: False
-    assert pair.moved("pause", apart(pair), back=True)["done"] == 1
+    assert pair.moved("pause", apart(pair), back=True).done == 1
     if protocol == "standby":
-        pair.a.moves.actions()["handover"]({"id": name})
+        pair.a.moves.hand_over_standby(messages.HandOverStandby(name))
     copying.there.flow()
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     assert owner(pair).totals()[KEY] == 1
     assert owner(pair).put(0, (KEY, 1)) == [(KEY, 2)]
     assert pair.a.totals() | pair.b.totals() == FIRST | {KEY: 2}
@@ -63,7 +64,7 @@ def test_key_that_came_back_goes_with_its_group_again_when_nothing_moves(pair: P
     pair.wait_connection(2).there.wait_stopped()
     pair.there = lambda _: False
     pair.moved("pause", apart(pair), back=True)
-    pair.a.moves.actions()["abort_migration"]({"id": pair.a.mover.order.id})
+    pair.a.moves.abort_migration(messages.AbortMigration(pair.a.mover.order.id))
     pair.wait_ended()
     assert pair.a.owned() == ALL
 
@@ -74,7 +75,7 @@ def test_copies_of_keys_that_were_apart_before_are_dropped_with_the_rest(pair: P
     pair.moved("pause", apart(pair), back=True)
     pair.migrate("standby", group(pair))
     pair.wait_connection(3).there.wait_sent("copy_marker")
-    pair.a.moves.actions()["abort_migration"]({"id": pair.a.mover.order.id})
+    pair.a.moves.abort_migration(messages.AbortMigration(pair.a.mover.order.id))
     pair.wait_ended()
     pair.wait(lambda: pair.b.left_over() == [], lambda: str(pair.b.left_over()))
     assert pair.a.totals() == FIRST
@@ -85,7 +86,7 @@ def test_keys_that_were_apart_before_are_found_in_the_backup(pair: Pair) -> None
     pair.moved("pause", apart(pair))
     pair.moved("pause", apart(pair), back=True)
     pair.migrate("pause", group(pair), source="backup")
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     assert pair.b.put(0, (KEY, 1)) == [(KEY, 2)]
 
 
@@ -105,7 +106,7 @@ def test_step_whose_target_is_lost_before_it_had_it_is_taken_back(pair: Pair, re
         pair.a.restart()
     lose_for_good(pair, pair.b)
     told = pair.wait_ended()
-    assert (told["done"], told["dropped"]) == (0, 1)
+    assert (told.done, told.dropped) == (0, 1)
     assert pair.a.owned() == ALL
     assert pair.a.put(0, (KEY, 1)) == [(KEY, 2)]
     pair.a.restart()
@@ -122,6 +123,6 @@ def test_step_that_a_lost_target_had_served_is_forgotten(pair: Pair, restarts: b
     if restarts:
         pair.a.restart()
     lose_for_good(pair, pair.b)
-    assert pair.wait_ended()["done"] == 1
+    assert pair.wait_ended().done == 1
     assert pair.a.owned() == Units()
     assert pair.a.left_over() == []

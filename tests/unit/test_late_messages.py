@@ -52,8 +52,8 @@ def recorded(pair: Pair, case: str) -> list[Message]:
         pair.a.put(0, *FIRST)
         connection.back.flow()
     if case == "standby":
-        pair.a.moves.actions()["handover"]({"id": name})
-    assert pair.wait_ended()["done"] == 1
+        pair.a.moves.hand_over_standby(messages.HandOverStandby(name))
+    assert pair.wait_ended().done == 1
     said = [(note, None if data is None else data.column(0)) for note, data in connection.there.log]
     return [(note, data) for note, data in said if note["kind"] not in ("hello", "bye")]
 
@@ -155,7 +155,7 @@ def test_what_comes_late_is_gone_with_the_connection(
                 target.lose_connection()
                 target.settle(pair)
                 assert pair.b.left_over() == [], (script[heard - 1][0], script[again][0])
-                assert pair.moved("pause")["done"] == 1
+                assert pair.moved("pause").done == 1
                 assert pair.b.totals() == dict(FIRST)
 
 
@@ -175,7 +175,7 @@ def test_what_comes_after_the_origin_has_kept_a_step_is_ignored(
             late = [message for message in script if message[0]["kind"] != "offer_units"]
             target.hear(*late, (aborted, None))
             assert pair.b.left_over() == [], script[heard - 1][0]
-            assert pair.moved("pause")["done"] == 1
+            assert pair.moved("pause").done == 1
             assert pair.b.totals() == dict(FIRST)
 
 
@@ -209,9 +209,9 @@ def test_an_older_migration_does_not_touch_what_the_next_one_brings(
     script = [message for message in scripts[case] if message[0]["kind"] != "offer_units"]
     with fresh(tmp_path, "next") as pair:
         pair.a.put(0, *FIRST)
-        assert pair.moved("pause")["done"] == 1
+        assert pair.moved("pause").done == 1
         pair.b.put(0, *FIRST)
-        assert pair.moved("pause", back=True)["done"] == 1
+        assert pair.moved("pause", back=True).done == 1
         pair.a.put(0, *FIRST)
         pair.there = after("step_state", stop=kind_is(stop)) if stop == "step_state" else kind_is(stop)
         pair.migrate("pause")
@@ -222,7 +222,7 @@ def test_an_older_migration_does_not_touch_what_the_next_one_brings(
         target.hear(*script)
         target.lose_connection()
         connection.there.flow()
-        assert pair.wait_ended()["done"] == 1
+        assert pair.wait_ended().done == 1
         assert pair.b.totals() == dict.fromkeys(range(KEYS), 3)
         assert pair.b.left_over() == pair.a.left_over() == []
 
@@ -275,7 +275,7 @@ def test_copies_that_an_heir_has_adopted_are_not_touched_by_their_standby(
 def run(pair: Pair, case: str, *steps: Units) -> None:
     name = begin(pair, case, *steps)
     if case == "standby":
-        pair.a.moves.actions()["handover"]({"id": name})
+        pair.a.moves.hand_over_standby(messages.HandOverStandby(name))
 
 
 def kinds_of(scripts: dict[str, list[Message]], case: str) -> list[str]:
@@ -294,8 +294,8 @@ def check(pair: Pair) -> None:
     assert pair.a.totals() | pair.b.totals() == dict(FIRST)
     pair.there = pair.back = lambda _: False
     if pair.a.owned():
-        assert pair.moved("pause", pair.a.owned())["dropped"] == 0
-    assert pair.moved("fetch", back=True)["dropped"] == 0
+        assert pair.moved("pause", pair.a.owned()).dropped == 0
+    assert pair.moved("fetch", back=True).dropped == 0
     assert pair.a.totals() == dict(FIRST)
 
 
@@ -311,7 +311,7 @@ def test_answers_that_come_twice_change_nothing(tmp_path: Path, scripts: dict[st
             connection.there.wait_stopped()
             connection.back.repeat()
             connection.there.flow()
-            assert pair.wait_ended()["dropped"] == 0
+            assert pair.wait_ended().dropped == 0
             check(pair)
 
 
@@ -343,7 +343,7 @@ def test_an_answer_of_an_older_connection_is_not_taken_for_one_of_the_next(
         pair.a.mover.post(Answered(STALE[answer](0), 1))
         pair.wait_sent()
         second.there.flow()
-        assert pair.wait_ended()["done"] == 1
+        assert pair.wait_ended().done == 1
         assert second.there.kinds().count("announce_step") <= 1
         assert second.there.kinds().count("step_end") <= 1
         check(pair)

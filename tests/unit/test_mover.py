@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,10 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.handover.connection import Broken, Peer, Queued, Reached
 from godwit.runtime.handover.mover import Mover
-from godwit.runtime.handover.order import Order, Port
+from godwit.runtime.handover.order import Port
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Chunk
 from godwit.state.changelog import Changelog
@@ -53,15 +53,14 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
     monkeypatch.setattr(Peer, "connect", connect)
     monkeypatch.setattr(Peer, "send", send)
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    mover = Mover(port, shared, Order("m1", "sum", "host-1", "live", (UNITS,)), released={0: UNITS})
+    mover = Mover(port, shared, messages.StartMigration("m1", "sum", "host-1", "live", (UNITS,)), released={0: UNITS})
     mover.start()
     assert told.wait(10)
     mover.post(Served(0))
     mover.join(10)
     assert mover.ended
     assert not ownership.outgoing, "the target has confirmed it"
-    report: dict[str, Any] = mover.report()
-    assert "not what was expected" in report["reason"]
+    assert "not what was expected" in mover.report().reason
     log.close()
 
 
@@ -108,7 +107,7 @@ def test_after_the_cut_nothing_of_the_batch_is_left_to_send(tmp_path: Path, monk
     shared, units = in_a_batch()
     until = listening(monkeypatch)
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    mover = Mover(port, shared, Order("m1", "sum", "host-1", "live", (units,)))
+    mover = Mover(port, shared, messages.StartMigration("m1", "sum", "host-1", "live", (units,)))
     mover.start()
     copied = until("copy_marker")
     assert copied[-3:] == ["state_before_batch 1", "step_ledger", "copy_marker"]
@@ -131,7 +130,7 @@ def test_a_target_that_has_lost_its_copies_gets_all_of_the_state(
     shared, units = in_a_batch()
     until = listening(monkeypatch)
     port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    mover = Mover(port, shared, Order("m1", "sum", "host-1", "live-unordered", (units,)))
+    mover = Mover(port, shared, messages.StartMigration("m1", "sum", "host-1", "live-unordered", (units,)))
     mover.start()
     assert any(kind.startswith("step_state") for kind in until("copy_marker"))
     mover.post(Reached(0, 0))

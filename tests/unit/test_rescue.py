@@ -12,11 +12,13 @@ from godwit.errors import CheckpointUnusable, StaleGeneration
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.liveness.wills import read_will
 from godwit.runtime.takeover.rescue import Estate, dealt, settle
 from godwit.state import documents
 from godwit.state.fencing import claim
 from godwit.state.segments import FileName
+from godwit.transport import typed
 
 ALL = Units(frozenset(range(6)), frozenset({100, 200}))
 
@@ -57,9 +59,11 @@ class Heirs:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def ask(self, host: str, action: str, **fields: Any) -> dict[str, Any]:
-        self.asked.append(f"{host} {action}")
-        return {"state": "prepared", "bytes": 1, "served": {"op": []}}
+    def ask(self, host: str, request: typed.Request[Any]) -> Any:
+        self.asked.append(f"{host} {request.kind}")
+        if isinstance(request, messages.ReportTakeover):
+            return messages.TakeoverReport("prepared", bytes=1)
+        return messages.UnitsServed({"op": {}})
 
 
 def test_what_timers_have_put_out_is_told_by_an_heir_that_has_a_share_of_the_operator(tmp_path: Path) -> None:
@@ -67,10 +71,10 @@ def test_what_timers_have_put_out_is_told_by_an_heir_that_has_a_share_of_the_ope
     told: dict[str, Any] = {}
     heirs = Heirs()
 
-    def ask(host: str, action: str, **fields: Any) -> dict[str, Any]:
-        if action == "inherit":
-            told[host] = fields["timers"]
-        return heirs.ask(host, action, **fields)
+    def ask(host: str, request: typed.Request[Any]) -> Any:
+        if isinstance(request, messages.PrepareTakeover):
+            told[host] = request.timers
+        return heirs.ask(host, request)
 
     (tmp_path / "hosts").mkdir()
     settle(estate_in(tmp_path / "hosts" / "lost"), {"a": {"other": ALL}, "b": {"op": ALL, "other": ALL}}, ask)
@@ -82,7 +86,7 @@ def test_heirs_give_up_if_there_is_no_will(tmp_path: Path, monkeypatch: pytest.M
     heirs = Heirs()
     with pytest.raises(CheckpointUnusable):
         settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
-    assert heirs.asked == ["a inherit", "a inheritance", "a disinherit"]
+    assert heirs.asked == ["a prepare_takeover", "a report_takeover", "a abandon_takeover"]
 
 
 def test_a_will_that_is_there_holds_whatever_failed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +95,7 @@ def test_a_will_that_is_there_holds_whatever_failed_after_it(tmp_path: Path, mon
     monkeypatch.setattr(documents, "sync_directory", failing)
     heirs = Heirs()
     settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
-    assert heirs.asked == ["a inherit", "a inheritance", "a inherited"]
+    assert heirs.asked == ["a prepare_takeover", "a report_takeover", "a complete_takeover"]
 
 
 def test_there_is_no_will_of_a_host_that_another_flock_has_started_meanwhile(tmp_path: Path) -> None:
@@ -100,14 +104,14 @@ def test_there_is_no_will_of_a_host_that_another_flock_has_started_meanwhile(tmp
     estate = estate_in(tmp_path / "hosts" / "lost")
     heirs = Heirs()
 
-    def ask(host: str, action: str, **fields: Any) -> dict[str, Any]:
-        if action == "inheritance":
+    def ask(host: str, request: typed.Request[Any]) -> Any:
+        if isinstance(request, messages.ReportTakeover):
             claim(estate.directory)
-        return heirs.ask(host, action, **fields)
+        return heirs.ask(host, request)
 
     with pytest.raises(StaleGeneration):
         settle(estate, {"a": {"op": ALL}}, ask)
-    assert heirs.asked == ["a inherit", "a inheritance", "a disinherit"]
+    assert heirs.asked == ["a prepare_takeover", "a report_takeover", "a abandon_takeover"]
     assert read_will(estate.directory) is None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from godwit.errors import GodwitError
 from godwit.model.progress import Progress
 from godwit.model.units import Units
-from godwit.transport.typed import Epochs, Message
+from godwit.transport.typed import Done, Epochs, Message, Request
 
 # -- router to host and back -----------------------------------------------------------------------------------------
 
@@ -256,6 +256,175 @@ FROM_TARGET: Final = (
 
 
 # -- driver to host and back -----------------------------------------------------------------------------------------
+
+# -- driver to host and back: migrations -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartMigration(Request[Done]):
+    """Give units to a target, step by step.
+
+    `source`: where the target has the state from, live or backup. `check`: compare what replayed rows do on both hosts.
+    `code`: the protocol itself, pickled, where it does not come with the package.
+    """
+
+    id: str
+    operator: str
+    target: str
+    protocol: str
+    steps: tuple[Units, ...]
+    side_by_side: int | None = None
+    rate_bytes_per_s: float | None = None
+    gap_ms: float = 0.0
+    source: str = "live"
+    check: bool = False
+    code: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport(Message):
+    """`state`: running, ended, or unknown: the origin has restarted since. `waits`: [milliseconds, rows]."""
+
+    id: str
+    state: str
+    protocol: str = ""
+    target: str = ""
+    steps: int = 0
+    done: int = 0
+    dropped: int = 0
+    reason: str = ""
+    keys: int = 0
+    keys_total: int = 0
+    bytes: int = 0
+    rows_forwarded: int = 0
+    bytes_forwarded: int = 0
+    rows_applied: int = 0
+    waits: list[list[float]] = field(default_factory=list)
+    phases: list[list[Any]] = field(default_factory=list)  # [name, milliseconds since the beginning]
+    moved: Epochs = field(default_factory=dict)
+    began_ms: int = 0
+    ended_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMigration(Request[MigrationReport]):
+    """How a migration stands, at once or after something has changed."""
+
+    id: str
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AbortMigration(Request[Done]):
+    id: str
+    reason: str = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverStandby(Request[Done]):
+    """The copies of a standby take over now."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome(Message):
+    """Of a step at its origin: released, kept, or open."""
+
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOutcome(Request[StepOutcome]):
+    operator: str
+    step: str  # migration and number
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipReport(Message):
+    ownership: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOwnership(Request[OwnershipReport]):
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsReport(Message):
+    """[milliseconds, rows] of rows that waited."""
+
+    waits: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWaits(Request[WaitsReport]):
+    operator: str
+    since_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport(Message):
+    """`groups`: by group, [rows, keys, bytes]. `hot`: [routing hash, rows, key] of the keys that had most rows."""
+
+    groups: dict[str, list[float]]
+    hot: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLoad(Request[LoadReport]):
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTakeover(Request[Done]):
+    """Take over units of a lost host from its changelog. `timers`: by operator, the heir that answers for fired timers."""
+
+    name: str
+    lost: str
+    shares: dict[str, Units]
+    timers: dict[str, str]
+    generation: int
+    next_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverReport(Message):
+    """`state`: reading, prepared, served, failed or given up. `by_copies`: whether copies of a standby were used."""
+
+    state: str
+    failure: GodwitError | None = None
+    bytes: int = 0
+    by_copies: bool = False
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTakeover(Request[TakeoverReport]):
+    name: str
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsServed(Message):
+    """By operator, the units that the heir owns now, with their epochs."""
+
+    served: dict[str, Epochs]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteTakeover(Request[UnitsServed]):
+    """The will is written: the heir owns its share."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonTakeover(Request[Done]):
+    """The lost host is started again instead."""
+
+    name: str
+
 
 # -- host to driver and back -----------------------------------------------------------------------------------------
 

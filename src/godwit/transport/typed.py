@@ -155,7 +155,7 @@ Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # encode, decode
 
 def _codec(hint: Any) -> Codec:
     if hint == Epochs:
-        return epochs_to_list, epochs_from_list
+        return _epochs_to_list, _epochs_from_list
     if hint is bytes:
         return _text_of_bytes, base64.b64decode
     origin, arguments = get_origin(hint), get_args(hint)
@@ -219,9 +219,9 @@ def _checked(kind: Any) -> Callable[[Any], Any]:
     return check
 
 
-def epochs_to_list(epochs: Epochs) -> list[list[Any]]:
+def _epochs_to_list(epochs: Epochs) -> list[list[Any]]:
     return [[unit.kind, unit.id, epoch] for unit, epoch in epochs.items()]
 
 
-def epochs_from_list(data: list[list[Any]]) -> Epochs:
+def _epochs_from_list(data: list[list[Any]]) -> Epochs:
     return {Unit(kind, number): epoch for kind, number, epoch in data}

@@ -20,7 +20,7 @@ from godwit.migration.events import Declined, Event, Missing, Offered, Prepared,
 from godwit.migration.origin import PROTOCOLS
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
-from godwit.runtime.handover.order import Order, Port
+from godwit.runtime.handover.order import Port
 from godwit.runtime.liveness.leases import Lease, check_owner, host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
 from godwit.transport import line, typed
@@ -105,7 +105,7 @@ def event_of(answer: typed.Message) -> Event:
 
 
 class Peer:
-    def __init__(self, port: Port, order: Order, line: Line) -> None:
+    def __init__(self, port: Port, order: messages.StartMigration, line: Line) -> None:
         self._port = port
         self._order = order
         self._line = line

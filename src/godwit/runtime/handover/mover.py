@@ -49,7 +49,7 @@ from godwit.migration.events import (
 )
 from godwit.migration.origin import PROTOCOLS, Origin, Phase, with_timers
 from godwit.model.progress import Progress
-from godwit.model.units import Units
+from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.handover.connection import (
     GONE_PEER,
@@ -64,7 +64,7 @@ from godwit.runtime.handover.connection import (
     Reached,
 )
 from godwit.runtime.handover.forwarding import Following, Select
-from godwit.runtime.handover.order import Order, Port
+from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.shipment import Luggage
 from godwit.runtime.handover.switch_interval import prompt
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -90,13 +90,17 @@ class Figures:
     bytes: int = 0
     rows_forwarded: int = 0
     bytes_forwarded: int = 0
-    moved: list[list[Any]] = field(default_factory=list)
+    moved: dict[Unit, int] = field(default_factory=dict)
     phases: list[tuple[str, float]] = field(default_factory=list)
 
 
 class Mover:
     def __init__(
-        self, port: Port, shared: SharedInstance, order: Order, released: dict[int, Units] | None = None
+        self,
+        port: Port,
+        shared: SharedInstance,
+        order: messages.StartMigration,
+        released: dict[int, Units] | None = None,
     ) -> None:
         self.order = order
         self.failure: GodwitError | None = None
@@ -151,31 +155,31 @@ class Mover:
         step = next((step for step in self._machine.steps if step.number == number), None)
         return "kept" if step is None or step.phase.name == "DROPPED" else "open"
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> messages.MigrationReport:
         figures, steps = self.figures, self._machine.steps
         done = sum(step.phase.name == "DONE" for step in steps)
         waits = self._shared.waits(figures.began_ms)
-        return {
-            "id": self.order.id,
-            "state": "ended" if self.ended else "running",
-            "protocol": self.order.protocol,
-            "target": self.order.target,
-            "steps": len(steps) or len(self.order.steps),
-            "done": done,
-            "dropped": sum(step.phase.name == "DROPPED" for step in steps),
-            "reason": str(self.failure) if self.failure else self._machine.reason,
-            "keys": figures.keys,
-            "keys_total": figures.keys_total,
-            "bytes": figures.bytes,
-            "rows_forwarded": figures.rows_forwarded,
-            "bytes_forwarded": figures.bytes_forwarded,
-            "rows_applied": self._luggage.noting.rows,
-            "waits": waits,
-            "phases": [[name, round(at_ms, 2)] for name, at_ms in figures.phases],
-            "moved": list(figures.moved),
-            "began_ms": figures.began_ms,
-            "ended_ms": figures.ended_ms,
-        }
+        return messages.MigrationReport(
+            self.order.id,
+            "ended" if self.ended else "running",
+            self.order.protocol,
+            self.order.target,
+            steps=len(steps) or len(self.order.steps),
+            done=done,
+            dropped=sum(step.phase.name == "DROPPED" for step in steps),
+            reason=str(self.failure) if self.failure else self._machine.reason,
+            keys=figures.keys,
+            keys_total=figures.keys_total,
+            bytes=figures.bytes,
+            rows_forwarded=figures.rows_forwarded,
+            bytes_forwarded=figures.bytes_forwarded,
+            rows_applied=self._luggage.noting.rows,
+            waits=waits,
+            phases=[[name, round(at_ms, 2)] for name, at_ms in figures.phases],
+            moved=dict(figures.moved),
+            began_ms=figures.began_ms,
+            ended_ms=figures.ended_ms,
+        )
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -538,7 +542,7 @@ class Mover:
         if self.order.gap_ms:
             self._peer.idle.wait(self.order.gap_ms / 1000)  # before the next step has its turn
         self.figures.keys += len(keys)
-        self.figures.moved += [[unit.kind, unit.id, ownership.share(unit).epoch] for unit in units]
+        self.figures.moved |= {unit: ownership.share(unit).epoch for unit in units}
         self._note("served")
 
     # -- following ---------------------------------------------------------------------------------------------------

@@ -386,7 +386,7 @@ def ask_outcome(port: Port, origin: str, operator: str, step: str) -> str:
         return "away"
     client = line.connect(lease.address, port.token)
     try:
-        return str(client.call("outcome", timeout_s=5.0, operator=operator, step=step)["outcome"])
+        return typed.ask(client, messages.ReportOutcome(operator, step), timeout_s=5.0).outcome
     except GodwitError:
         return "away"
     finally:

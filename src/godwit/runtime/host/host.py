@@ -52,7 +52,7 @@ from godwit.state.changes import changes_schema
 from godwit.state.ledger import with_rows
 from godwit.state.log_copy import copy_log
 from godwit.state.probing import probe
-from godwit.transport import line, wire
+from godwit.transport import line, typed, wire
 from godwit.transport.addresses import reachable
 from godwit.transport.flight import GONE, Service
 
@@ -171,7 +171,7 @@ class Host:
             "copy": self._action_copy,
             "tidy_backups": self._action_tidy_backups,
             "ping": lambda _: {},
-            **self._moves.actions(),
+            **typed.actions(self._moves.handlers()),
         }
         return line.listen(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
 

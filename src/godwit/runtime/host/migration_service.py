@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -19,14 +18,14 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.copies import scan
 from godwit.runtime.handover.mover import Mover, union
-from godwit.runtime.handover.order import Order, Port
+from godwit.runtime.handover.order import Port
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.ownership_columns import AWAY, selects
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.takeover.heir import Heir
 from godwit.state.keys import Key
-from godwit.transport import typed, wire
+from godwit.transport import typed
 
 KEPT_MAX = 200  # migrations that have ended and can still be asked about
 HOT_MAX = 50
@@ -41,20 +40,21 @@ class Moves:
         self._heirs: dict[str, Heir] = {}
         self._lock = ports.lock()
 
-    def actions(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    def handlers(self) -> dict[type[typed.Request[Any]], Callable[[Any], typed.Message]]:
+        """What answers each request."""
         return {
-            "migrate": self._migrate,
-            "migration": self._migration,
-            "abort_migration": self._abort,
-            "handover": self._handover,
-            "outcome": self._outcome,
-            "ownership": self._ownership,
-            "waits": self._waits,
-            "load": self._load,
-            "inherit": self._inherit,
-            "inheritance": self._inheritance,
-            "inherited": self._inherited,
-            "disinherit": self._disinherit,
+            messages.StartMigration: self.start_migration,
+            messages.ReportMigration: self.report_migration,
+            messages.AbortMigration: self.abort_migration,
+            messages.HandOverStandby: self.hand_over_standby,
+            messages.ReportOutcome: self.report_outcome,
+            messages.ReportOwnership: self._report_ownership,
+            messages.ReportWaits: self._report_waits,
+            messages.ReportLoad: self._report_load,
+            messages.PrepareTakeover: self._prepare_takeover,
+            messages.ReportTakeover: self._report_takeover,
+            messages.CompleteTakeover: self._complete_takeover,
+            messages.AbandonTakeover: self._abandon_takeover,
         }
 
     # -- after a restart ---------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Moves:
             instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=told)
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
-            order = Order(migration, instance.name, target, "pause", tuple(steps.values()))
+            order = messages.StartMigration(migration, instance.name, target, "pause", tuple(steps.values()))
             mover = Mover(self._port, shared, order, released=steps)
             self._keep(mover)
             mover.start()
@@ -103,8 +103,8 @@ class Moves:
 
     # -- the origin's side -------------------------------------------------------------------------------------------
 
-    def _migrate(self, request: dict[str, Any]) -> dict[str, Any]:
-        order = _order(request)
+    def start_migration(self, order: messages.StartMigration) -> typed.Done:
+        _check_protocol(order)
         shared = self._instance_of(order.operator)
         instance = shared.instance
         if instance.ownership is None:
@@ -121,9 +121,9 @@ class Moves:
             mover = Mover(self._port, shared, order)
             self._keep(mover)
         mover.start()
-        return {}
+        return typed.Done()
 
-    def _check_free(self, order: Order, shared: SharedInstance) -> None:
+    def _check_free(self, order: messages.StartMigration, shared: SharedInstance) -> None:
         """All of it must be this host's, and no other migration may be at it."""
         ownership = shared.instance.ownership
         assert ownership is not None
@@ -154,44 +154,43 @@ class Moves:
             del self._movers[name]
         self._movers[mover.order.id] = mover
 
-    def _migration(self, request: dict[str, Any]) -> dict[str, Any]:
+    def report_migration(self, request: messages.ReportMigration) -> messages.MigrationReport:
         """How it stands, at once or after something has changed."""
-        mover = self._movers.get(wire.field(request, "id", str))
+        mover = self._movers.get(request.id)
         if mover is None:
-            return {"id": request["id"], "state": "unknown"}
-        wait_s = float(request.get("wait_s") or 0.0)
+            return messages.MigrationReport(request.id, "unknown")
         with mover.news:
             seen = mover.news_count
-            deadline_s = ports.now_s() + wait_s
+            deadline_s = ports.now_s() + request.wait_s
             while not mover.ended and mover.news_count == seen and (left_s := deadline_s - ports.now_s()) > 0:
                 mover.news.wait(left_s)
         return mover.report()
 
-    def _abort(self, request: dict[str, Any]) -> dict[str, Any]:
-        mover = self._movers.get(wire.field(request, "id", str))
+    def abort_migration(self, request: messages.AbortMigration) -> typed.Done:
+        mover = self._movers.get(request.id)
         if mover is not None:
-            mover.post(AbortAsked(str(request.get("reason") or "aborted")))
-        return {}
+            mover.post(AbortAsked(request.reason))
+        return typed.Done()
 
-    def _handover(self, request: dict[str, Any]) -> dict[str, Any]:
-        mover = self._movers.get(wire.field(request, "id", str))
+    def hand_over_standby(self, request: messages.HandOverStandby) -> typed.Done:
+        mover = self._movers.get(request.id)
         if mover is None:
-            raise DefinitionError("no such standby on this host", todo="Start it with flock.standby", id=request["id"])
+            raise DefinitionError("no such standby on this host", todo="Start it with flock.standby", id=request.id)
         mover.post(HandoverAsked())
-        return {}
+        return typed.Done()
 
-    def _outcome(self, request: dict[str, Any]) -> dict[str, Any]:
+    def report_outcome(self, request: messages.ReportOutcome) -> messages.StepOutcome:
         """What became of a step, for a target that has lost the connection."""
-        name = wire.field(request, "step", str)
-        shared = self._instance_of(wire.field(request, "operator", str))
+        name = request.step
+        shared = self._instance_of(request.operator)
         migration, _, number = name.rpartition("/")
         with shared.lock:
             released = shared.instance.ownership is not None and name in shared.instance.ownership.outgoing
         if released:
             self._port.log.sync(shared.lsn)  # in memory it is released a moment before it is durable
-            return {"outcome": "released"}
+            return messages.StepOutcome("released")
         mover = self._movers.get(migration)
-        return {"outcome": "kept" if mover is None else mover.outcome(int(number))}
+        return messages.StepOutcome("kept" if mover is None else mover.outcome(int(number)))
 
     # -- the target's side -------------------------------------------------------------------------------------------
 
@@ -217,13 +216,12 @@ class Moves:
 
     # -- an heir's side ----------------------------------------------------------------------------------------------
 
-    def _inherit(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _prepare_takeover(self, request: messages.PrepareTakeover) -> typed.Done:
         """Begin to take over keys of a host that was lost, from the log it has left."""
-        name = wire.field(request, "name", str)
         with self._lock:
-            if name not in self._heirs:
-                self._heirs[name] = Heir(self._port, request, self._instance_of, self._receiver)
-        return {}
+            if request.name not in self._heirs:
+                self._heirs[request.name] = Heir(self._port, request, self._instance_of, self._receiver)
+        return typed.Done()
 
     def _receiver(self, migration: str, origin: str, shared: SharedInstance, units: Units) -> Receiver:
         """For keys of a lost host; with the copies of them that stand here."""
@@ -236,28 +234,27 @@ class Moves:
         self._receivers[migration] = receiver
         return receiver
 
-    def _inheritance(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _report_takeover(self, request: messages.ReportTakeover) -> messages.TakeoverReport:
         """How it stands: at once if it is read or has failed, else after a while."""
-        heir = self._heir(request)
+        heir = self._heir(request.name)
         with heir.changed:
-            heir.changed.wait_for(lambda: heir.state != "reading", float(request.get("wait_s") or 0.0))
-        reason = None if heir.failure is None else heir.failure.to_json()
-        return {"state": heir.state, "reason": reason, **heir.figures()}
+            heir.changed.wait_for(lambda: heir.state != "reading", request.wait_s)
+        return heir.report()
 
-    def _inherited(self, request: dict[str, Any]) -> dict[str, Any]:
-        heir = self._heir(request)
+    def _complete_takeover(self, request: messages.CompleteTakeover) -> messages.UnitsServed:
+        heir = self._heir(request.name)
         served = heir.serve()
         self._part_from(heir)
-        return {"served": served}
+        return messages.UnitsServed(served)
 
-    def _disinherit(self, request: dict[str, Any]) -> dict[str, Any]:
-        heir = self._heir(request)
+    def _abandon_takeover(self, request: messages.AbandonTakeover) -> typed.Done:
+        heir = self._heir(request.name)
         heir.give_up()
         self._part_from(heir)
-        return {}
+        return typed.Done()
 
-    def _heir(self, request: dict[str, Any]) -> Heir:
-        heir = self._heirs.get(wire.field(request, "name", str))
+    def _heir(self, name: str) -> Heir:
+        heir = self._heirs.get(name)
         if heir is None:
             raise HostUnavailable("this host knows nothing of the takeover: it has restarted", host=self._port.host)
         return heir
@@ -271,19 +268,18 @@ class Moves:
 
     # -- looking in --------------------------------------------------------------------------------------------------
 
-    def _ownership(self, request: dict[str, Any]) -> dict[str, Any]:
-        shared = self._instance_of(wire.field(request, "operator", str))
+    def _report_ownership(self, request: messages.ReportOwnership) -> messages.OwnershipReport:
+        shared = self._instance_of(request.operator)
         with shared.lock:
             ownership = shared.instance.ownership
-            return {"ownership": None if ownership is None else ownership.to_dict()}
+            return messages.OwnershipReport(None if ownership is None else ownership.to_dict())
 
-    def _waits(self, request: dict[str, Any]) -> dict[str, Any]:
-        shared = self._instance_of(wire.field(request, "operator", str))
-        return {"waits": shared.waits(float(request["since_ms"]))}
+    def _report_waits(self, request: messages.ReportWaits) -> messages.WaitsReport:
+        return messages.WaitsReport(self._instance_of(request.operator).waits(request.since_ms))
 
-    def _load(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _report_load(self, request: messages.ReportLoad) -> messages.LoadReport:
         """Rows of late, keys and bytes by group, and the keys that had most rows."""
-        shared = self._instance_of(wire.field(request, "operator", str))
+        shared = self._instance_of(request.operator)
         instance = shared.instance
         with shared.lock:
             samples = list(instance.counters.hashes)
@@ -303,7 +299,7 @@ class Moves:
         for route_hash, n in rows.items():
             groups.setdefault(route_hash % count, [0, 0, 0])[0] += n
         hot = [[h, rows[h], _plain(instance.key_codec.public(names[h]))] for h in top if h in names]
-        return {"groups": {str(group): line for group, line in groups.items()}, "hot": hot}
+        return messages.LoadReport({str(group): line for group, line in groups.items()}, hot)
 
 
 def _rows_by_hash(samples: list[tuple[int, Index]]) -> dict[int, int]:
@@ -322,23 +318,13 @@ def _plain(key: Key) -> list[Any]:
     return [value if isinstance(value, (str, int, float, bool, type(None))) else str(value) for value in key]
 
 
-def _order(request: dict[str, Any]) -> Order:
-    options = dict(request.get("options") or {})
-    known = {name: options[name] for name in ("side_by_side", "rate_bytes_per_s", "source", "check") if name in options}
-    protocol = wire.field(request, "protocol", str)
-    if protocol not in PROTOCOLS and "code" in request:
-        register(cloudpickle.loads(base64.b64decode(request["code"])))
-    if protocol not in PROTOCOLS:
-        raise MalformedRequest(f"unknown protocol {protocol!r}", todo=f"There are: {', '.join(sorted(PROTOCOLS))}")
-    return Order(
-        wire.field(request, "id", str),
-        wire.field(request, "operator", str),
-        wire.field(request, "target", str),
-        protocol,
-        tuple(Units.from_dict(units) for units in wire.field(request, "steps", list)),
-        gap_ms=float(options.get("gap_ms") or 0.0),
-        **known,
-    )
+def _check_protocol(request: messages.StartMigration) -> None:
+    """A protocol of the user's own comes with the request."""
+    if request.protocol not in PROTOCOLS and request.code is not None:
+        register(cloudpickle.loads(request.code))
+    if request.protocol not in PROTOCOLS:
+        known = ", ".join(sorted(PROTOCOLS))
+        raise MalformedRequest(f"unknown protocol {request.protocol!r}", todo=f"There are: {known}")
 
 
 def _by_migration(open_steps: dict[str, Any]) -> dict[str, dict[int, Units]]:

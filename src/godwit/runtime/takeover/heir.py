@@ -129,19 +129,19 @@ class Heir:
     def __init__(
         self,
         port: Port,
-        request: Mapping[str, Any],
+        request: messages.PrepareTakeover,
         instance_of: Callable[[str], SharedInstance],
         receiver_of: Callable[[str, str, SharedInstance, Units], Receiver],
     ) -> None:
-        self.name: str = request["name"]
-        self.lost: str = request["lost"]
+        self.name = request.name
+        self.lost = request.lost
         self.state = "reading"
         self.failure: GodwitError | None = None
         self.began_s = ports.now_s()
         self.changed = ports.condition()
         self._port = port
         self._request = request
-        self._shares = {operator: Units.from_dict(units) for operator, units in request["shares"].items()}
+        self._shares = request.shares
         self._instances = {operator: instance_of(operator) for operator in self._shares}
         self._receivers = {
             operator: receiver_of(migration_name(self.name, operator), self.lost, self._instances[operator], units)
@@ -177,12 +177,12 @@ class Heir:
         request = self._request
         if self._port.crumbs is not None:  # a row may have ended that host, and comes here next
             self._port.crumbs.inherit(host_directory(self._port.checkpoint, self.lost))
-        left = left_behind(host_directory(self._port.checkpoint, self.lost), request["generation"], request["next_lsn"])
+        left = left_behind(host_directory(self._port.checkpoint, self.lost), request.generation, request.next_lsn)
         words: dict[str, dict[str, Part]] = {}
         for part in left.last_words().parts():
             words.setdefault(part.info["op"], {})[part.info["kind"]] = part
         for operator, units in self._shares.items():
-            timers = request["timers"].get(operator) == self._port.host
+            timers = request.timers.get(operator) == self._port.host
             legacy = Legacy(self.lost, operator, units, timers, words[operator])
             self._check_committed(operator, legacy)
             self._legacies[operator] = legacy
@@ -248,13 +248,13 @@ class Heir:
 
     # -- the driver's word -------------------------------------------------------------------------------------------
 
-    def serve(self) -> dict[str, list[list[Any]]]:
+    def serve(self) -> dict[str, typed.Epochs]:
         """The will is written: own it. Gives the units with their epochs, by operator."""
         for operator, legacy in self._legacies.items():
             self._receivers[operator].tell(legacy.released(), None)
             self._answers[operator].expect(messages.StepServed)
         self._become("served")
-        return {operator: typed.epochs_to_list(legacy.epochs()) for operator, legacy in self._legacies.items()}
+        return {operator: legacy.epochs() for operator, legacy in self._legacies.items()}
 
     def give_up(self) -> None:
         """The lost host is started again instead. What is still being read must not be prepared after that."""
@@ -267,8 +267,9 @@ class Heir:
         for receiver in self._receivers.values():
             receiver.tell(messages.StepAborted(STEP), None)
 
-    def figures(self) -> dict[str, Any]:
-        return {"bytes": self._bytes, "by_copies": self._by_copies, "took_s": ports.now_s() - self.began_s}
+    def report(self) -> messages.TakeoverReport:
+        took_s = ports.now_s() - self.began_s
+        return messages.TakeoverReport(self.state, self.failure, self._bytes, self._by_copies, took_s)
 
     def receivers(self) -> list[Receiver]:
         return list(self._receivers.values())

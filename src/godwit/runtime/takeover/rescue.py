@@ -6,15 +6,16 @@ whatever goes wrong before it is no more than lost time; after it the heirs fini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from godwit import ports
-from godwit.errors import GodwitError, HostUnavailable, from_json
+from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.ownership import Ownership
-from godwit.model.units import Unit, Units
+from godwit.model.units import Units
+from godwit.runtime import messages
 from godwit.runtime.backup.restore import restore_if_lost
 from godwit.runtime.liveness.leases import end_lease, read_lease
 from godwit.runtime.liveness.wills import read_will, write_will
@@ -22,12 +23,27 @@ from godwit.state.fencing import check_newest
 from godwit.state.recovery import take_over
 from godwit.state.segments import Durability
 from godwit.transport import typed
+from godwit.transport.typed import Reply
 
 STUCK_S = 20.0
 WAIT_S = 2.0  # how long an heir may keep the question how far it is
 
-Ask = Callable[..., dict[str, Any]]  # host, action, fields: what the host answers
 Shares = dict[str, dict[str, Units]]  # by heir, by operator
+
+
+class Ask(Protocol):
+    """Sends the request to the host and gives the answer."""
+
+    def __call__(self, host: str, request: typed.Request[Reply], /) -> Reply: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What an heir has taken over: by operator, the units with their epochs."""
+
+    served: dict[str, typed.Epochs]
+    bytes: int
+    by_copies: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,50 +100,50 @@ def dealt(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str,
     return shares
 
 
-def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, dict[str, Any]]:
-    """Have the heirs take it over, all at once. Gives what each says of it; raises only if it did not come to the will."""
-    told: dict[str, dict[str, Any]] = {}
+def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, Inherited]:
+    """Have the heirs take it over, all at once. Gives what each has got; raises only if it did not come to the will."""
+    reports: dict[str, messages.TakeoverReport | None] = {}  # of each heir that was asked
     try:
         for heir, share in shares.items():
-            told[heir] = {}
-            _ask_to_inherit(heir, share, _told_by(shares), estate, ask)
+            reports[heir] = None
+            ask(heir, prepare_takeover(share, _answers_for_timers(shares), estate))
         for heir in shares:
-            told[heir] = _prepared(heir, estate, ask)
+            reports[heir] = _prepared(heir, estate, ask)
         check_newest(estate.directory, estate.generation)  # it was started again meanwhile, by whoever has taken over
         write_will(estate.directory, estate.name, shares, estate.ends, estate.owned)
     except GodwitError:
         if read_will(estate.directory) is None:  # it may be there though something failed after that
-            for heir in told:
+            for heir in reports:
                 _give_up(heir, estate, ask)
             raise
     lease = read_lease(estate.directory)
     if lease is not None and lease.generation <= estate.generation:
         end_lease(estate.directory, lease.generation)
-    return {heir: told[heir] | {"served": _served(heir, estate, shares[heir], ask)} for heir in shares}
+    return {heir: _inherited(heir, estate, shares[heir], reports[heir], ask) for heir in shares}
 
 
-def _told_by(shares: Shares) -> dict[str, str]:
+def _answers_for_timers(shares: Shares) -> dict[str, str]:
     """By operator, the heir that answers for what the lost host's timers have put out: one of those that have a share of it."""
     return {operator: heir for heir in sorted(shares, reverse=True) for operator in shares[heir]}
 
 
-def _ask_to_inherit(heir: str, share: Mapping[str, Units], timers: Mapping[str, str], estate: Estate, ask: Ask) -> None:
-    given = {operator: units.to_dict() for operator, units in share.items()}
-    where = {"generation": estate.generation, "next_lsn": estate.next_lsn}
-    ask(heir, "inherit", name=estate.name, lost=estate.lost, shares=given, timers=dict(timers), **where)
+def prepare_takeover(share: Mapping[str, Units], timers: Mapping[str, str], estate: Estate) -> messages.PrepareTakeover:
+    return messages.PrepareTakeover(
+        estate.name, estate.lost, dict(share), dict(timers), estate.generation, estate.next_lsn
+    )
 
 
-def _prepared(heir: str, estate: Estate, ask: Ask) -> dict[str, Any]:
-    """Until it has. One that does not come on is not waited for: the lost host can always be started instead."""
-    told, since_s = -1, ports.now_s()
+def _prepared(heir: str, estate: Estate, ask: Ask) -> messages.TakeoverReport:
+    """Until the heir has. A heir that makes no progress is not waited for: the lost host can always be started instead."""
+    read_bytes, since_s = -1, ports.now_s()
     while True:
-        answer = ask(heir, "inheritance", name=estate.name, wait_s=WAIT_S)
-        if answer["state"] == "prepared":
-            return answer
-        if answer["state"] == "failed":
-            raise from_json(answer["reason"])
-        if answer["bytes"] > told:
-            told, since_s = answer["bytes"], ports.now_s()
+        report = ask(heir, messages.ReportTakeover(estate.name, WAIT_S))
+        if report.state == "prepared":
+            return report
+        if report.state == "failed" and report.failure is not None:
+            raise report.failure
+        if report.bytes > read_bytes:
+            read_bytes, since_s = report.bytes, ports.now_s()
         elif ports.now_s() > since_s + STUCK_S:
             raise HostUnavailable(f"{heir} has not come on for {STUCK_S:.0f} s", host=heir)
 
@@ -135,16 +151,22 @@ def _prepared(heir: str, estate: Estate, ask: Ask) -> dict[str, Any]:
 def _give_up(heir: str, estate: Estate, ask: Ask) -> None:
     """One that has restarted asks what became of it, and hears it from the lost host when that is back."""
     try:
-        ask(heir, "disinherit", name=estate.name)
+        ask(heir, messages.AbandonTakeover(estate.name))
     except HostUnavailable:
         return
 
 
-def _served(heir: str, estate: Estate, share: Mapping[str, Units], ask: Ask) -> dict[str, dict[Unit, int]]:
+def _inherited(
+    heir: str, estate: Estate, share: Mapping[str, Units], report: messages.TakeoverReport | None, ask: Ask
+) -> Inherited:
+    served = _served(heir, estate, share, ask)
+    return Inherited(served, 0, False) if report is None else Inherited(served, report.bytes, report.by_copies)
+
+
+def _served(heir: str, estate: Estate, share: Mapping[str, Units], ask: Ask) -> dict[str, typed.Epochs]:
     """The heir's units with their epochs. One that cannot say so, because it has restarted, finds the will by itself."""
     try:
-        told = ask(heir, "inherited", name=estate.name)["served"]
-        return {operator: typed.epochs_from_list(epochs) for operator, epochs in told.items()}
+        return ask(heir, messages.CompleteTakeover(estate.name)).served
     except GodwitError:
         return {
             operator: {unit: estate.owned[operator].share(unit).epoch + 1 for unit in units}

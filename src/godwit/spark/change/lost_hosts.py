@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from godwit.control.moves import spans
 from godwit.control.recent_losses import WINDOW_S, RecentLosses
@@ -18,7 +18,7 @@ from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.units import Units
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.takeover import rescue
-from godwit.runtime.takeover.rescue import Estate
+from godwit.runtime.takeover.rescue import Estate, Inherited
 from godwit.spark.change.request_queue import RequestQueue
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
@@ -68,17 +68,17 @@ class LostHostHandler:
             began_s = time.monotonic()
             self._losses.add(host, began_s)
             copies = self._changes.copies_of(host)
-            reason, told = self._against(host, copies), {}
+            reason, inherited = self._against(host, copies), dict[str, Inherited]()
             if not reason:
                 try:
-                    told = self._taken_over(host, copies)
+                    inherited = self._taken_over(host, copies)
                 except GodwitError as error:
                     reason = str(error)
             if reason:
                 self._history.add("lost", host=host, noticed=noticed, recovery="storage", reason=reason)
                 self._hosts.closing.wait(self._losses.pause_s)
                 return False
-            self._follow(host, noticed, told, began_s)
+            self._follow(host, noticed, inherited, began_s)
         return True
 
     def quarantined(self) -> dict[str, str]:
@@ -102,8 +102,8 @@ class LostHostHandler:
             return "keys are being moved"
         return ""
 
-    def _taken_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, dict[str, Any]]:
-        """What each heir says of it; an error if there is no will."""
+    def _taken_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, Inherited]:
+        """What each heir has got; an error if there is no will."""
         estate = rescue.fenced(host_directory(str(self._home.path), host), self._durability)
         if unsettled := estate.unsettled() or self._evaluating(estate):
             raise HostUnavailable(unsettled, host=host)
@@ -113,28 +113,28 @@ class LostHostHandler:
             raise HostUnavailable("it owned nothing", host=host)
         return rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
 
-    def _follow(self, host: str, noticed: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
+    def _follow(self, host: str, noticed: str, inherited: Mapping[str, Inherited], began_s: float) -> None:
         """Tables, roster and history after the fact, which nothing takes back: again until there is room for them."""
         before = len(self._members.hosts())
         while True:
             try:
-                self._write_down(host, noticed, told, began_s)
+                self._write_down(host, noticed, inherited, began_s)
                 break
             except GodwitError:
                 if self._hosts.closing.wait(AGAIN_S):
                     return
         threading.Thread(target=self._replace, args=(before,), name="godwit-replace", daemon=True).start()
 
-    def _write_down(self, host: str, noticed: str, told: Mapping[str, Mapping[str, Any]], began_s: float) -> None:
-        for heir, answer in told.items():
-            for operator, epochs in answer["served"].items():
+    def _write_down(self, host: str, noticed: str, inherited: Mapping[str, Inherited], began_s: float) -> None:
+        for heir, share in inherited.items():
+            for operator, epochs in share.served.items():
                 self._owners.moved(operator, epochs, heir)
                 units = Units.of(*epochs)
                 fields = {"operator": operator, "origin": host, "target": heir, "groups": spans(units.groups)}
                 self._history.add("moved", migration=f"loss of {host}", keys=sorted(units.keys), **fields)
         self._changes.taken_over(host)
         self._members.lost(host)
-        figures = {heir: {name: answer[name] for name in ("bytes", "by_copies")} for heir, answer in told.items()}
+        figures = {heir: {"bytes": share.bytes, "by_copies": share.by_copies} for heir, share in inherited.items()}
         took_s = round(time.monotonic() - began_s, 3)
         self._history.add("lost", host=host, noticed=noticed, recovery="taken over", heirs=figures, took_s=took_s)
         if self._losses.flaps(host):

@@ -6,7 +6,6 @@ both hosts own tells what became of it. A host that is away is waited for; no ti
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,11 +22,13 @@ from godwit.errors import GodwitError, HostUnavailable
 from godwit.migration import BUILT_IN, PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.spark.change.migration_handle import Migration
 from godwit.spark.change.move_options import RESTART
 from godwit.spark.checkpoint.history import History
 from godwit.spark.hosts.host_jobs import Hosts
 from godwit.spark.hosts.owner_tables import OwnerTables
+from godwit.transport import typed
 
 TRIES = 3
 ANSWER_WAIT_S = 2.0  # how long an origin may keep a question before it answers that nothing is new
@@ -88,7 +89,7 @@ class MoveRunner:
         answer = self._follow(migration, course, PROTOCOLS[protocol].until_asked)
         if course.left:
             self._learn(course, self._settle(course, left))
-        course.reason = "the origin restarted" if answer is None else str(answer.get("reason") or "")
+        course.reason = "the origin restarted" if answer is None else answer.reason
         course.try_ended()
         if answer is not None and course.phases:
             migration.served_at(began_s + float(course.phases[-1][1]) / 1000)
@@ -102,35 +103,37 @@ class MoveRunner:
         try:
             self._hosts.ask_now(
                 move.origin,
-                "migrate",
-                id=course.attempt,
-                operator=move.operator,
-                target=move.target,
-                protocol=protocol,
-                steps=[step.to_dict() for step in step_order.steps(order, left, size, rates)],
-                options=options.for_host(),
-                **_code(protocol),
+                messages.StartMigration(
+                    course.attempt,
+                    move.operator,
+                    move.target,
+                    protocol,
+                    tuple(step_order.steps(order, left, size, rates)),
+                    code=_code(protocol),
+                    **options.for_host(),
+                ),
             )
         except HostUnavailable:
             return  # it has begun or it has not: it is asked next, as soon as it is back
         if migration.aborting is not None:
             self.abort(course, migration.aborting)
 
-    def _follow(self, migration: Migration, course: MoveProgress, kept: bool) -> dict[str, Any] | None:
+    def _follow(self, migration: Migration, course: MoveProgress, kept: bool) -> messages.MigrationReport | None:
         """Until the origin says that it has ended; None if it knows nothing of it any more."""
         while True:
             try:
-                answer = self._hosts.ask(course.move.origin, "migration", id=course.attempt, wait_s=ANSWER_WAIT_S)
+                answer = self._hosts.ask(course.move.origin, messages.ReportMigration(course.attempt, ANSWER_WAIT_S))
             except HostUnavailable:
                 if course.left:
                     raise
                 return None  # it was lost, and its copies have taken over
-            if answer["state"] == "unknown":
+            if answer.state == "unknown":
                 return None
-            migration.heard(course, answer)
+            migration.heard(course, typed.to_fields(answer))
             self._owners.moved(course.move.operator, course.moved, course.move.target)
-            if answer["state"] == "ended":
-                migration.heard(course, answer | {"target_waits": self._waits(course.move, answer["began_ms"])})
+            if answer.state == "ended":
+                waits = {"target_waits": self._waits(course.move, answer.began_ms)}
+                migration.heard(course, typed.to_fields(answer) | waits)
                 return answer
             if kept and _stands(answer):
                 course.stood = True
@@ -140,11 +143,9 @@ class MoveRunner:
     def _waits(self, move: Move, since_ms: float) -> list[list[float]]:
         """How long rows have waited at the target since then. A target that is away takes what it knew with it."""
         try:
-            answer = self._hosts.ask_now(move.target, "waits", operator=move.operator, since_ms=since_ms)
+            return self._hosts.ask_now(move.target, messages.ReportWaits(move.operator, since_ms)).waits
         except HostUnavailable:
             return []
-        waits: list[list[float]] = answer["waits"]
-        return waits
 
     def _settle(self, course: MoveProgress, left: Units) -> dict[Unit, int]:
         """What has moved, by the word of both hosts, once they agree."""
@@ -188,7 +189,7 @@ class MoveRunner:
     def abort(self, course: MoveProgress, reason: str) -> None:
         """Best effort: an origin that is away drops the move by itself when it starts again."""
         try:
-            self._hosts.ask_now(course.move.origin, "abort_migration", id=course.attempt, reason=reason)
+            self._hosts.ask_now(course.move.origin, messages.AbortMigration(course.attempt, reason or "aborted"))
         except GodwitError:
             return
 
@@ -196,16 +197,16 @@ class MoveRunner:
         """Let a copy that stands take over, and wait for it; one that was lost just now is made again first."""
         asked = ""
         while (attempt := standby.wait_copy(course, asked)) is not None:
-            self._hosts.ask(course.move.origin, "handover", id=attempt)
+            self._hosts.ask(course.move.origin, messages.HandOverStandby(attempt))
             asked = attempt
 
     def measure(self, host: str, operator: str) -> Measured:
-        answer = self._hosts.ask(host, "load", operator=operator)
-        groups = {int(group): counts for group, counts in answer["groups"].items()}
+        answer = self._hosts.ask(host, messages.ReportLoad(operator))
+        groups = {int(group): counts for group, counts in answer.groups.items()}
         return Measured(
             {group: float(rows) for group, (rows, _, _) in groups.items()},
             {group: float(size) for group, (_, _, size) in groups.items()},
-            {int(route_hash): float(rows) for route_hash, rows, *_ in answer["hot"]},
+            {int(route_hash): float(rows) for route_hash, rows, *_ in answer.hot},
         )
 
     def _rates(self, move: Move) -> dict[Unit, float]:
@@ -214,18 +215,17 @@ class MoveRunner:
         return groups | {Unit("key", key): rows for key, rows in measured.hot.items()}
 
 
-def _code(protocol: str) -> dict[str, str]:
+def _code(protocol: str) -> bytes | None:
     """A protocol of the user's own travels with the request: hosts have only heard of those that come with the package."""
     if protocol in BUILT_IN:
-        return {}
-    return {"code": base64.b64encode(cloudpickle.dumps(PROTOCOLS[protocol])).decode()}
+        return None
+    code: bytes = cloudpickle.dumps(PROTOCOLS[protocol])
+    return code
 
 
-def _stands(answer: dict[str, Any]) -> bool:
+def _stands(answer: messages.MigrationReport) -> bool:
     """Whether all of a kept move's copies follow."""
-    names: list[str] = [name for name, _ in answer["phases"]]
-    steps: int = answer["steps"]
-    return names.count("copied") >= steps
+    return [name for name, _ in answer.phases].count("copied") >= answer.steps
 
 
 def run_side_by_side(jobs: Sequence[Callable[[], None]]) -> None:

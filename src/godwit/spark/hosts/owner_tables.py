@@ -16,6 +16,7 @@ from godwit.errors import DefinitionError
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.runtime import messages
 from godwit.runtime.router.routing_table import read_routing, write_routing
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
@@ -59,10 +60,10 @@ class OwnerTables:
     def ask(self, host: str, operator: str) -> Ownership | None:
         """The host's own word; None if it has never heard of the operator."""
         try:
-            told = self._hosts.ask(host, "ownership", operator=operator)["ownership"]
+            ownership = self._hosts.ask(host, messages.ReportOwnership(operator)).ownership
         except DefinitionError:
             return None
-        return None if told is None else Ownership.from_dict(host, told)
+        return None if ownership is None else Ownership.from_dict(host, ownership)
 
     def view(self, operator: str) -> RoutingView:
         return _view(operator, self.table(operator), self._history.lines(operator))
