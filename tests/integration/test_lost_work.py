@@ -78,9 +78,33 @@ def repeated(nest: Nest) -> None:
 
 def test_a_task_whose_work_was_lost_with_a_machine_is_repeated_at_the_heirs(nest: Nest) -> None:
     Checked().take(nest.run(0, "0", [rows(range(100), KEYS)]))
-    with pytest.raises(WorkLost, match=r"lost with work that it had answered.*operator=count.*batch=1.*lane=0"):
+    with pytest.raises(
+        WorkLost, match=r"lost together with work that it had answered.*operator=count.*batch=1.*lane=0"
+    ):
         interrupted(nest, Machine(nest, LOST), ["host-0", "host-1"], {})
     repeated(nest)
+
+
+def test_no_later_rows_are_applied_before_rows_that_were_lost_with_a_machine(nest: Nest) -> None:
+    """The host is started again. A task that went on with its second half would have it applied before the first."""
+    Checked().take(nest.run(0, "0", [rows(range(100), KEYS)]))
+    machine = Machine(nest, LOST)
+    seen: list[object] = []
+
+    def arriving() -> Iterator[object]:
+        machine.written_back()
+        yield rows([*range(100, 140), *range(100, 140)], KEYS)
+        assert seen, "the first half has been answered"
+        machine.lose()
+        nest.start(LOST)
+        yield rows(range(100, 140), KEYS)
+
+    outputs = nest.run(1, "0", arriving())  # type: ignore[arg-type]
+    with pytest.raises(WorkLost, match=r"restarted from before work it had answered.*operator=count.*batch=1.*lane=0"):
+        seen.extend(outputs)  # one by one: the input looks at them
+    checked = Checked()
+    checked.counts = dict.fromkeys(range(KEYS), 2)
+    checked.take(nest.run(1, "0", [rows([*range(100, 140), *range(100, 140)], KEYS), rows(range(100, 140), KEYS)]))
 
 
 def test_copies_that_are_ahead_of_what_is_left_of_the_log_are_not_used(nest: Nest) -> None:

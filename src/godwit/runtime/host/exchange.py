@@ -57,6 +57,7 @@ class Exchange:
             wire.field(header, "query", str), wire.field(header, "run", str), wire.field(header, "batch", int)
         )
         lane = wire.field(header, "lane", str)
+        self._check_survived(shared, request, lane, header)
         if request.batch >= 0:
             carries = header.get("carries", True) is True
             admit = self._admit(header)
@@ -197,6 +198,15 @@ class Exchange:
         if request.batch >= 0:
             self.worked(shared, lambda i: i.finish(request, lane, rows, note.get("event_max_ms"), note.get("sent")))
         self._log.sync(shared.lsn)
+        self._check_survived(shared, request, lane, note)
+        if self._log.fenced():
+            raise replaced(self._host, self._log.generation)
+
+    def _check_survived(self, shared: SharedInstance, request: BatchRef, lane: str, note: dict[str, Any]) -> None:
+        """An attempt that rests on work which was lost with a machine must be repeated from its first row.
+
+        Looked at when the lane is opened, too: its later rows must not be applied before those that were lost.
+        """
         for generation, lsn in wire.field(note, "answered", list):
             if not self._log.survived(generation, lsn):
                 raise WorkLost(
@@ -205,5 +215,3 @@ class Exchange:
                     batch=request.batch,
                     lane=lane,
                 )
-        if self._log.fenced():
-            raise replaced(self._host, self._log.generation)

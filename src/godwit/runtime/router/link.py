@@ -108,6 +108,7 @@ class Link:
             batch=request.batch,
             lane=task.lane,
             carries=task.carries,
+            answered=list(self._answered.items()),
         )
         self._seen, self._begun = 0, True
 
