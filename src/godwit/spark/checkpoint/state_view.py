@@ -36,7 +36,7 @@ def state_frame(
     letters: bool = False,
 ) -> DataFrame:
     """The state of every key, or its dead letters, as of a committed batch: the newest, or while one runs the one before."""
-    batch, parts = _committed(spark, binding), _parts(home, spec.name)
+    batch, parts = _committed(spark, binding), groups_by_host(home, spec.name)
     reader = StateReader(spec, str(home.path), parts, batch, incarnation, token, controller=controller)
     if letters:
         return _frame(spark, replace(reader, rows_of=rows_of_letters), letters_schema(spec))
@@ -50,27 +50,31 @@ def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator
     of a committed batch, the newest or, while one is being processed, the one before it.
     """
     home = FlockDirectory.found(checkpoint)
-    known = home.operator(str(operator))
+    spec, binding = known_operator(home, str(operator))
+    batch, parts = _committed(spark, binding), groups_by_host(home, spec.name)
+    return _frame(spark, LogReader(spec, str(home.path), parts, batch, "", ""), state_schema(spec))
+
+
+def known_operator(home: FlockDirectory, operator: str) -> tuple[OperatorSpec, Binding | None]:
+    known = home.operator(operator)
     if known is None:
         raise DefinitionError(
             "no operator of this name in this checkpoint",
             todo=f"There are: {', '.join(home.operators()) or 'none yet'}",
             operator=operator,
         )
-    spec, binding = known
-    if spec.ephemeral:
+    if known[0].ephemeral:
         raise DefinitionError(
             "the operator is over a batch DataFrame, whose state ends with its evaluation", operator=operator
         )
-    batch, parts = _committed(spark, binding), _parts(home, spec.name)
-    return _frame(spark, LogReader(spec, str(home.path), parts, batch, "", ""), state_schema(spec))
+    return known
 
 
 def _committed(spark: SparkSession, binding: Binding | None) -> int:
     return committed_batch(spark, binding.checkpoint) if binding else -1
 
 
-def _parts(home: FlockDirectory, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:
+def groups_by_host(home: FlockDirectory, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:
     routing = read_routing(str(home.path), operator) or home.routing
     return tuple((host, frozenset(routing.groups_of(host))) for host in routing.hosts)
 
