@@ -247,6 +247,57 @@ def test_a_module_name_means_one_thing() -> None:
     assert {stem: paths for stem, paths in stems.items() if len(paths) > 1} == {}
 
 
+# What benchmarks may import of this package outside of `benchmarks/inside`.
+PUBLIC_MODULES = ("godwit", "godwit.errors", "godwit.testing", "godwit.windows", "godwit.workload")
+BENCHMARKS = ROOT.parents[1] / "benchmarks"
+
+
+def imports_of_internals(source: Source) -> Iterator[str]:
+    """`godwit.testing` and `godwit.workload` are public with their modules; of the others, only the package itself."""
+    for line, module in imported(source):
+        if unit_of(module) is None or module in PUBLIC_MODULES:
+            continue
+        if unit_of(module) not in {"testing", "workload"}:
+            yield f"{source.path}:{line}: imports {module}, which is not public: use benchmarks/inside"
+
+
+def benchmark_sources() -> list[Source]:
+    modules = frozenset(module_name(path.relative_to(ROOT)) for path in ROOT.rglob("*.py"))
+    paths = [path.relative_to(BENCHMARKS) for path in sorted(BENCHMARKS.rglob("*.py"))]
+    return [Source(str(path), (BENCHMARKS / path).read_text(encoding="utf-8"), modules) for path in paths]
+
+
+def test_benchmarks_look_inside_in_one_place_only() -> None:
+    sources = [source for source in benchmark_sources() if Path(source.path).parts[0] != "inside"]
+    assert sources, f"nothing to check under {BENCHMARKS}"
+    found = [breach for source in sources for breach in imports_of_internals(source)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_package_knows_nothing_of_the_benchmarks() -> None:
+    assert [
+        source.path
+        for source in package_sources()
+        for _, name in imported(source)
+        if name.split(".")[0] == "benchmarks"
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("import godwit\nfrom godwit import Flock, errors, windows", 0),
+        ("from godwit.errors import DefinitionError\nfrom godwit.testing.latency import Steady", 0),
+        ("from godwit.workload import numbered_rows\nimport numpy", 0),
+        ("from godwit.model import ledger", 1),
+        ("def late():\n    import godwit.state.keys", 1),
+        ("from godwit import runtime", 1),
+    ],
+)
+def test_a_benchmark_that_looks_inside_is_reported(code: str, count: int) -> None:
+    assert len(breaches(imports_of_internals, "experiments/speed.py", code)) == count
+
+
 @pytest.mark.parametrize("unit", sorted(ROOMS))
 def test_a_room_is_small_enough_to_look_through(unit: str) -> None:
     for room in [path for path in (ROOT / unit).iterdir() if path.is_dir() and path.name != "__pycache__"]:

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from benchmarks.inside.names import ORDERS, PROTOCOLS
 from benchmarks.running.settings import ALL_PROTOCOLS, COUNT_WINDOW, REAL_TIME_RATE, RESTART, RESTART_MORE_S, START_S
 from benchmarks.running.triggers import MICRO_BATCH, REAL_TIME, Trigger
-from godwit.control.step_order import ORDERS
 from godwit.errors import DefinitionError
-from godwit.migration import PROTOCOLS
 from godwit.workload import KEY_COUNT, SPEEDS, WORDS
 
 GODWIT: Final = "godwit"

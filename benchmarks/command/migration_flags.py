@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 from benchmarks.campaign.aims import aims, sound
 from benchmarks.command.progress_bar import watching
+from benchmarks.inside.names import ORDERS
 from benchmarks.running.settings import ALL_PROTOCOLS, REAL_TIME_RATE, STANDBY, TARGETS, UNSET, WORKLOADS, Settings
 from benchmarks.running.triggers import REAL_TIME, TRIGGERS
-from godwit.control.step_order import ORDERS
 from godwit.errors import DefinitionError
 
 DEFAULTS = Settings()
@@ -47,7 +47,7 @@ REST = """
 What is paid while nothing happens: rows a second of the same query with something, and without it. Runs of the two are
 interleaved; the ratio is taken pair by pair.
 
-  support   being able to move keys (without it: a switch that exists for this measurement only)
+  support   being able to move keys (without it: hosts that do not check who owns a key)
   backup    a backup of every host on another one, Flock(backup=True)
 """
 EXAMPLES = """

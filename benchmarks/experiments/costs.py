@@ -1,6 +1,6 @@
 """What a protocol costs while nothing moves: rows a second, bytes between hosts, memory; with one query at full speed.
 
-`no-support`: the same query without what makes keys movable, by a switch that exists for measuring only. `at-rest`: with it,
+`no-support`: the same query on hosts that do not check who owns a key (`inside.switched_off`). `at-rest`: with it,
 and nothing moved; this is every protocol but one. `standby`: copies of half of the keys stand on another host. What is sent
 is what the standing request tells; with none, it is nothing if no host has a stream open to another, and that is looked at.
 """
@@ -17,14 +17,13 @@ from pyspark.sql import SparkSession
 
 import godwit
 from benchmarks.experiments.migration import sideways
-from benchmarks.experiments.rest import without_support
+from benchmarks.inside.switched_off import without_ownership
 from benchmarks.running.measures import rate_of
 from benchmarks.running.scratch import scratch
-from benchmarks.running.settings import Settings
+from benchmarks.running.settings import GROUPS, Settings
 from benchmarks.running.watch import Watch
 from benchmarks.workloads import LANES, NAME, computation
 from godwit.errors import DefinitionError
-from godwit.model.routing import GROUPS
 from godwit.testing import open_loop
 from godwit.workload import Workload
 
@@ -65,7 +64,7 @@ class RestSettings:
 def measure(spark: SparkSession, settings: RestSettings, watch: Watch) -> dict[str, Any]:
     with ExitStack() as stack:
         if settings.way == "no-support":
-            stack.enter_context(without_support(spark))
+            stack.enter_context(without_ownership())
         directory = stack.enter_context(scratch())
         flock = stack.enter_context(godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit"))
         return {**asdict(settings), **_figures(spark, flock, settings, f"{directory}/spark", watch)}

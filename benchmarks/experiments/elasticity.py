@@ -25,7 +25,6 @@ from benchmarks.running.scratch import scratch
 from benchmarks.running.session import session
 from benchmarks.running.watch import Watch
 from benchmarks.workloads.tally import Tally
-from godwit.control.rules import sizing
 from godwit.testing import open_loop
 from godwit.testing.latency import Departures
 
@@ -113,7 +112,7 @@ class Followed:
                 self._thinned(open_loop.source(spark, self._options())), "key", SlowTally(settings.row_us), name=NAME
             )
             running = open_loop.Running(frame, f"{directory}/spark")
-            flock.autoscale(sizing(), maximum=settings.maximum, warm=settings.warm, every_s=0.5)
+            flock.autoscale(godwit.rules.sizing(), maximum=settings.maximum, warm=settings.warm, every_s=0.5)
             running.wait_until(self.start_s + len(curve), lambda seen: watch.rows(seen, self._rows))
             running.finish()
             self.history = flock.history()

@@ -23,15 +23,13 @@ from pyspark.sql import SparkSession
 
 import godwit
 from benchmarks.experiments.migration import SHOWN_BEFORE_S
+from benchmarks.inside.names import group_of, groups_in
 from benchmarks.running.scratch import scratch
-from benchmarks.running.settings import START_S, Settings
+from benchmarks.running.settings import GROUPS, START_S, Settings
 from benchmarks.running.timeline import timeline
 from benchmarks.running.watch import Watch
 from benchmarks.workloads import LANES, NAME, computation
-from godwit.control.moves import groups_in
 from godwit.errors import DefinitionError, HostUnavailable
-from godwit.model.routing import GROUPS
-from godwit.state.keys import KeyCodec
 from godwit.testing import open_loop
 from godwit.testing.latency import Departures, Steady, drift_ms, interruption
 from godwit.workload import WORDS, Workload
@@ -189,8 +187,8 @@ class _Run:
 def owned(keys: pa.ChunkedArray[Any], groups: frozenset[int]) -> Mask:
     """Which rows have a key, the first of their columns, in these groups."""
     encoded = keys.combine_chunks().dictionary_encode()
-    codec = KeyCodec(pa.schema([("key", keys.type)]))
-    inside = [codec.route_hash((key,)) % GROUPS in groups for key in encoded.dictionary.to_pylist()]
+    group = group_of(keys.type, GROUPS)
+    inside = [group(key) in groups for key in encoded.dictionary.to_pylist()]
     found: Mask = np.array(inside, np.bool_)[encoded.indices.to_numpy()]
     return found
 

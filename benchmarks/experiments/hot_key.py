@@ -20,12 +20,12 @@ from pyspark.sql import functions as sf
 
 import godwit
 from benchmarks.experiments.throughput import ThroughputSettings, committed, rates, timed_batches
+from benchmarks.inside.names import column, running_sum
 from benchmarks.running.measures import spread, wrong_keys
 from benchmarks.running.record import circumstances, run_id
 from benchmarks.running.scratch import scratch
 from benchmarks.running.session import session
 from benchmarks.running.watch import Watch
-from godwit.runtime.processor.native import column, running_sum
 
 NAME: Final = "weighed"
 SHARES: Final = (0, 50, 90, 99)  # of the rows, in percent, that one key has beside its part of the others

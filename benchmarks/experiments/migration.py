@@ -16,18 +16,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 import godwit
 from benchmarks.experiments.phases import spans_of
+from benchmarks.inside.names import Migration
 from benchmarks.running.measures import rate_of
 from benchmarks.running.memory import CpuTime, Memory
 from benchmarks.running.realtime import Feed, RealTime
 from benchmarks.running.scratch import scratch
-from benchmarks.running.settings import RESTART, STANDBY, START_S, Settings
+from benchmarks.running.settings import GROUPS, RESTART, STANDBY, START_S, Settings
 from benchmarks.running.timeline import timeline
 from benchmarks.running.triggers import REAL_TIME
 from benchmarks.running.watch import Watch
 from benchmarks.workloads import LANES, NAME, computation
 from godwit.errors import GodwitError
-from godwit.model.routing import GROUPS
-from godwit.spark.change.migration_handle import Migration
 from godwit.testing import open_loop
 from godwit.testing.latency import Steady, drift_ms, interruption, peak_p99_ms
 from godwit.workload import Workload

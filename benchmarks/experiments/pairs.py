@@ -26,7 +26,7 @@ from godwit.testing import open_loop
 WARM_UP_BATCHES: Final = 10
 ASKED: Final = ("keys", "state_bytes", "skew", "hosts", "seed")
 Batches = list[tuple[int, float]]
-Without = Callable[[SparkSession], AbstractContextManager[None]]
+Without = Callable[[], AbstractContextManager[None]]
 
 
 def compared(
@@ -53,7 +53,7 @@ def compared(
                 if there:
                     found[there].append(_batches(spark, settings, batches, batch_rows, options or {}, watch))
                 else:
-                    with without(spark):
+                    with without():
                         found[there].append(_batches(spark, settings, batches, batch_rows, {}, watch))
     finally:
         spark.stop()

@@ -18,7 +18,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 import godwit
-from benchmarks.experiments.stopwatch import Timed, noted, parts_of, routers_timed
+from benchmarks.experiments.stopwatch import noted, parts_of
+from benchmarks.inside.row_timers import Timed, routers_timed
 from benchmarks.peers.spark_query import OUTPUT, Counter
 from benchmarks.running.measures import wrong_keys
 from benchmarks.running.scratch import scratch

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
+from benchmarks.inside.names import DEFAULT_ORDER, ORDERS, PROTOCOLS
 from benchmarks.running.triggers import MICRO_BATCH, REAL_TIME, TRIGGERS, Trigger
-from godwit.control.step_order import DEFAULT_ORDER, ORDERS
 from godwit.errors import DefinitionError
-from godwit.migration import PROTOCOLS
 from godwit.workload import KEY_COUNT, SPEEDS, WORDS
 
 RESTART: Final = "restart"
@@ -25,6 +24,7 @@ UNSET: Final = -(1 << 62)  # as the workload has it; not a number that anyone gi
 USUAL: Final[Mapping[str, Mapping[str, Any]]] = {KEY_COUNT: {"state_bytes": 1_024}, WORDS: {"skew": 1.0}}
 STATE_BYTES_MAX: Final = 128 << 20
 HOSTS_MAX: Final = 64
+GROUPS: Final = 1024  # of an operator: a flock has so many unless its user says otherwise
 START_S: Final = 6.0  # of rows, until the query is up and has worked off what gathered: then the warm-up begins
 RESTART_MORE_S: Final = 15.0  # a restart takes all processes down: the load must last until it is over
 

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import godwit
+from benchmarks.inside.names import column as column_of
 from benchmarks.workloads.computation import (
     NAME,
     Computation,
@@ -27,7 +28,6 @@ from benchmarks.workloads.computation import (
 )
 from benchmarks.workloads.tally import Ballasted
 from godwit import Outputs, Rows, Times
-from godwit.runtime.processor import native
 from godwit.testing.latency import Numbers, Reals
 from godwit.testing.open_loop import column
 from godwit.workload import SPEEDS, Workload
@@ -53,7 +53,7 @@ class AverageSpeed(Ballasted):
         """Row by row: each average needs the one before, and a hot key may have all rows of a chunk."""
         averages, counts = state["average"].tolist(), state["n"].tolist()
         given = []
-        for code, speed in zip(rows.codes.tolist(), native.column(rows.batch, "speed").tolist(), strict=True):
+        for code, speed in zip(rows.codes.tolist(), column_of(rows.batch, "speed").tolist(), strict=True):
             n = counts[code]
             averages[code] = (averages[code] * n + speed) / (n + 1)
             counts[code] = n + 1

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from benchmarks.inside.names import Variable, compile_codec
 from godwit import Outputs, Processor, Rows, Times
-from godwit.state.codec import compile_codec
-from godwit.state.variables import Variable
 
 BALLAST: Final = pa.schema([("bytes", pa.binary())])
 SPARK_SEED: Final = 42  # of Spark SQL's xxhash64

@@ -17,6 +17,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
+from benchmarks.inside.names import Packer, Variable
+from benchmarks.inside.names import column as column_of
 from benchmarks.workloads.averages import car
 from benchmarks.workloads.computation import (
     NAME,
@@ -30,8 +32,6 @@ from benchmarks.workloads.computation import (
 )
 from benchmarks.workloads.tally import Ballasted, numbers_of
 from godwit import Outputs, Rows, Times
-from godwit.runtime.processor import native
-from godwit.state.variables import Variable
 from godwit.testing.latency import Numbers, Reals
 from godwit.testing.open_loop import column
 from godwit.workload import SPEEDS, Workload
@@ -60,7 +60,7 @@ class CountWindows(Ballasted):
         self._rows, self._keys = rows, keys
 
     def open(self) -> None:
-        self._packer = native.Packer(REPORTS)
+        self._packer = Packer(REPORTS)
 
     def initialise(self, rows: Rows, state: Any, times: Times) -> None:
         filled = [filled_before(number, self._rows, self._keys) for number in numbers_of(rows.keys)]
@@ -70,7 +70,7 @@ class CountWindows(Ballasted):
         self.load_up(rows, state)
 
     def process(self, rows: Rows, state: Any, times: Times) -> Outputs:
-        speeds = native.column(rows.batch, "speed")[rows.order]
+        speeds = column_of(rows.batch, "speed")[rows.order]
         packed = self._packer.pack({"speed": speeds}, len(speeds))
         positions: list[int] = []
         windows: list[int] = []

@@ -16,16 +16,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 import godwit
+from benchmarks.inside.names import ROWS, Index, PaneStore, Timers
+from benchmarks.inside.names import column as column_of
 from benchmarks.running.settings import Settings
 from benchmarks.workloads.computation import LANES, NAME, Computation, Mask, all_numbers, numbers_in, valued
 from benchmarks.workloads.tally import Ballasted
 from godwit import Outputs, Rows, Times
-from godwit.runtime.processor import native
-from godwit.runtime.processor.rows import Index
 from godwit.testing.latency import Numbers
 from godwit.testing.open_loop import column
-from godwit.windows.aggregate import ROWS
-from godwit.windows.store import PaneStore
 from godwit.workload import LINE_WORDS, WORDS, Workload
 from godwit.workload.numbered_rows import due_us, words_of
 
@@ -61,7 +59,7 @@ class WordCount(Ballasted):
         self.load_up(rows, state)
 
     def process(self, rows: Rows, state: Any, times: Times) -> Outputs:
-        start = window_of(native.column(rows.batch, "due"), self._window_us)
+        start = window_of(column_of(rows.batch, "due"), self._window_us)
         owners, starts, of_row = _pairs(rows.codes.astype(np.int64), start)
         counts = self._store.load(state, owners, starts)
         new = counts[ROWS] == 0
@@ -71,7 +69,7 @@ class WordCount(Ballasted):
         state.set_timer(owners[new], (starts[new] + self._window_us) // 1_000)
         return self.emit(rows, window=pa.array(start).cast(DUE), count=count)
 
-    def on_timer(self, timers: native.Timers, state: Any, times: Times) -> None:
+    def on_timer(self, timers: Timers, state: Any, times: Times) -> None:
         owners, starts, _ = self._store.read(state)
         over = starts + self._window_us <= times.watermark_ms * 1_000
         self._store.forget(state, owners[over], starts[over])

@@ -19,6 +19,7 @@ from benchmarks.experiments.failure import FailureSettings
 from benchmarks.experiments.phases import spans_of
 from benchmarks.experiments.stopwatch import Stopwatch, parts_of
 from benchmarks.experiments.throughput import Batch, ThroughputSettings
+from benchmarks.inside import row_timers
 from benchmarks.peers import PeerSettings
 from benchmarks.running.settings import ALL_PROTOCOLS, Settings
 from godwit.errors import DefinitionError
@@ -303,7 +304,7 @@ def test_timers_are_taken_out_again_even_after_an_error() -> None:
 
 
 def test_every_place_that_is_timed_exists() -> None:
-    for owner, name, part in (*stopwatch.HOST, *stopwatch.ROUTER_PLACES):
+    for owner, name, part in (*row_timers.HOST, *row_timers.ROUTER_PLACES):
         assert callable(vars(owner)[name])
         assert part in (*stopwatch.HOST_PARTS, stopwatch.ASKING)
 

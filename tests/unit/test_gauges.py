@@ -77,12 +77,3 @@ def test_idle_instance_has_no_true_rate() -> None:
         "wait_ms": 0.0,
         "wait_ms_max": 0.0,
     }
-
-
-def test_switched_off_it_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GODWIT_TEST_NO_MEASURES", "1")
-    gauges = Gauges(began_s=0.0)
-    worked(gauges, 1.0, 2.0, rows=10)
-    gauges.waited(2.0, 0.5)
-    assert gauges.window(3.0, SHORT_S)["useful"] == 0.0
-    assert gauges.window(3.0, SHORT_S)["wait_ms"] == 0.0

@@ -234,7 +234,7 @@ class Flock:
             settings.memory_max_bytes,
             settings.segment_bytes_max,
             self._incarnation,
-            None if "GODWIT_TEST_NO_OWNERSHIP" in os.environ else self._home.routing,  # what ownership costs at rest
+            self._home.routing,
             settings.backup,
             self._noticing.address,
         )

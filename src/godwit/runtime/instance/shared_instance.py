@@ -56,7 +56,7 @@ class SharedInstance:
 
     def __post_init__(self) -> None:
         self.changed = ports.condition(self.lock)
-        self.instance.memory.hot = self.gauges.hot if self.gauges.on else None
+        self.instance.memory.hot = self.gauges.hot
 
     def status(self) -> dict[str, Any]:
         """What the instance says of itself, and what it has been doing lately."""

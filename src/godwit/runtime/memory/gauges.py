@@ -6,7 +6,6 @@ additions per chunk, and none per row. The time is an argument. Who reads it and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,7 +19,6 @@ SLOTS: Final = LONG_S + 2  # the one that is being filled, and one more because 
 TURN_S: Final = 30.0  # hot keys are those of the last half minute to minute
 SUM_S: Final = 1.0
 HOT_TOLD: Final = 8
-SWITCH: Final = "GODWIT_TEST_NO_MEASURES"  # for telling what measuring costs
 
 Hot = tuple[int, Sequence[tuple[Key, Heavy]]]
 
@@ -43,7 +41,6 @@ class Gauges:
 
     began_s: float
     hot: HotKeys = field(default_factory=HotKeys)
-    on: bool = field(default_factory=lambda: os.environ.get(SWITCH) != "1")
     _slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(SLOTS)])
     _working_s: float | None = None  # since when, while it works
     _turned_s: float = field(init=False)
@@ -61,7 +58,7 @@ class Gauges:
     def ends(self, now_s: float, rows: int) -> None:
         """The work that began last has ended, with so many rows applied."""
         began_s, self._working_s = self._working_s, None
-        if began_s is None or not self.on:
+        if began_s is None:
             return
         per_s = rows / max(now_s - began_s, 1e-9)
         for second in range(max(int(began_s), int(now_s) - SLOTS + 1), int(now_s) + 1):
@@ -77,11 +74,10 @@ class Gauges:
 
     def waited(self, now_s: float, waited_s: float) -> None:
         """A chunk is let in, so long after it came."""
-        if self.on:
-            slot = self._slot(int(now_s))
-            slot.chunks += 1
-            slot.waited_s += waited_s
-            slot.waited_s_max = max(slot.waited_s_max, waited_s)
+        slot = self._slot(int(now_s))
+        slot.chunks += 1
+        slot.waited_s += waited_s
+        slot.waited_s_max = max(slot.waited_s_max, waited_s)
 
     def _slot(self, second: int) -> Slot:
         slot = self._slots[second % SLOTS]
