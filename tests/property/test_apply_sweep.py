@@ -321,8 +321,8 @@ def luggage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (_, entry), *_ = host.instance.ledger.entries()
     info, body = entry.part(NAME, 1, "0")
     found = {
-        "state": [b.serialize() for b in host.instance.state.held(keys, 1_000, 1 << 20)],
-        "committed": [b.serialize() for b in host.instance.state.committed(keys, 1_000, 1 << 20)],
+        "state": [b.serialize() for b in host.instance.state.export_keys(keys, 1_000, 1 << 20)],
+        "committed": [b.serialize() for b in host.instance.state.export_committed(keys, 1_000, 1 << 20)],
         "entry": (info, pa.py_buffer(body)),
         "units": Units(frozenset(range(8))),
         "chunk": parcels.chunk_body(chunk_of([("z1", 8), ("z2", 9)], 200)),

@@ -252,7 +252,7 @@ class Side:
             before = shared.instance.progress.batch
             shared.instance.open(request, lane, 0, welcome)
             if shared.instance.progress.batch != before:
-                for tell in shared.told:
+                for tell in shared.event_listeners:
                     tell(BatchBegan())
             gate = Gate(shared, self.stopping.is_set)
             passed = gate.let_in(chunk, 0, True, lambda c: shared.instance.apply(request, lane, c))

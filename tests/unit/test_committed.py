@@ -39,10 +39,10 @@ def origin() -> KeyedState:
 def moved(state: KeyedState, into: KeyedState) -> list[pa.RecordBatch]:
     """As a target takes copies; gives what is still to be amended, in parts of two rows."""
     keys = [A, B, NEW]
-    for batch in state.held(keys, 2, 1 << 20):
+    for batch in state.export_keys(keys, 2, 1 << 20):
         into.replay(batch)
     into.settle_keys(keys)
-    return list(state.committed(keys, 2, 1 << 20))
+    return list(state.export_committed(keys, 2, 1 << 20))
 
 
 def shown(state: KeyedState, committed: bool) -> list[Any]:

@@ -137,7 +137,7 @@ def test_letters_can_be_cleared(host: BenchHost) -> None:
 def test_letters_move_with_their_key(host: BenchHost, tmp_path: Path) -> None:
     host.do(lambda i: i.apply(request(0), "0", chunk_of(ROWS)))
     target = BenchHost(tmp_path / "target", _operator())
-    for batch in host.instance.state.held([("k3",)], 1_000, 1 << 20):
+    for batch in host.instance.state.export_keys([("k3",)], 1_000, 1 << 20):
         target.instance.keys.take(batch, batch.serialize(), settled=True)
     assert _letters(target) == _letters(host)
     target.close()
@@ -145,9 +145,9 @@ def test_letters_move_with_their_key(host: BenchHost, tmp_path: Path) -> None:
 
 def test_bytes_and_instants_of_a_row_are_readable(tmp_path: Path) -> None:
     from godwit.errors import ProcessorFailed as Failed
-    from godwit.runtime.processor.dead_letters import Letter, _json, row_letter
+    from godwit.runtime.processor.dead_letters import DeadLetter, _json, row_letter
 
     row = pa.RecordBatch.from_pylist([{"b": b"\x00\xff", "t": None, "d": 1.5}])
-    letter = Letter.unpack(row_letter(row, 3, "lane", 7, Failed("x", trace="deep"), 9).pack())
+    letter = DeadLetter.unpack(row_letter(row, 3, "lane", 7, Failed("x", trace="deep"), 9).pack())
     assert (letter.batch, letter.row, letter.error) == (3, 7, "x\ndeep")
     assert _json(letter.data or b"") == '{"b": "AP8=", "t": null, "d": 1.5}'

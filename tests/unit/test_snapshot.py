@@ -19,10 +19,10 @@ import pytest
 from godwit.errors import CheckpointCorrupt, CheckpointUnusable, GodwitError, InvariantBroken, StaleGeneration
 from godwit.state.changelog import Changelog, Part, Recovered
 from godwit.state.changes import CLEAR, PUT, REMOVE, changes_schema
+from godwit.state.compaction_merge import slice_count
 from godwit.state.frames import FrameReader
 from godwit.state.keys import KeyCodec
 from godwit.state.manifest import read_manifest
-from godwit.state.merge import slice_count
 from godwit.state.slices import key_hash, split
 from godwit.state.snapshot import Compactor, due
 

@@ -20,7 +20,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, MergedKeys, Ops, Row, Shelved, saved
+from godwit.state.table import MergedKeys, MergeStage, Ops, Row, Shelved, saved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 
@@ -106,7 +106,7 @@ class ListTable(Shelved[list[bytes]]):
             else:
                 self._expiry.watch(key, max(now_ms + 1, expiry_ms(elements[len(elements) // 2])))
 
-    def prepare(self, changes: Changes) -> Merge:
+    def prepare(self, changes: Changes) -> MergeStage:
         stage = self._stage
         bases = dict(zip(stage, self.shelf.get_many(list(stage)), strict=True))
         cleared = {key: old for key, old in bases.items() if old is not None and stage[key].replaces}

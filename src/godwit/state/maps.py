@@ -21,7 +21,7 @@ from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, MergedKeys, Ops, Row, Shelved, saved
+from godwit.state.table import MergedKeys, MergeStage, Ops, Row, Shelved, saved
 
 Entries: TypeAlias = dict[bytes, bytes]
 
@@ -137,7 +137,7 @@ class MapTable(Shelved[Entries]):
             elif payload is not None:
                 self._expiry.watch((key, sub), expiry_ms(payload))
 
-    def prepare(self, changes: Changes) -> Merge:
+    def prepare(self, changes: Changes) -> MergeStage:
         stage = self._stage
         bases = dict(zip(stage, self.shelf.get_many(list(stage)), strict=True))
         cleared = {key: old for key, old in bases.items() if old is not None and stage[key].cleared}

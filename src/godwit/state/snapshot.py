@@ -20,10 +20,10 @@ from typing import Final
 
 from godwit import ports
 from godwit.errors import GodwitError, InvariantBroken
+from godwit.state.compaction_merge import CompactionMerge, FileParts, gather
 from godwit.state.fencing import Fence
 from godwit.state.frames import BLOCK_BYTES, Draft
 from godwit.state.manifest import Manifest, Stored, read_manifest, sweep, write_manifest
-from godwit.state.merge import FileParts, Merge, gather
 from godwit.state.recovery import open_reader, size_bytes_of
 from godwit.state.segments import FileName, FileWriter, list_names, parse_name, publish
 
@@ -124,7 +124,7 @@ class Compactor:
             shares = gather([stack.enter_context(file.open()) for file in files])
             earlier = [_Input(directory / stored.file, stored.bytes, snapshot=True) for stored in before]
             below = gather([stack.enter_context(file.open()) for file in earlier])
-            merge = Merge(settled, below, self._slice_bytes)
+            merge = CompactionMerge(settled, below, self._slice_bytes)
             with self._new_snapshot(directory) as writer:
                 for number, part in enumerate(merge.parts(shares), 1):
                     writer.write(Draft([part]).numbered(number))

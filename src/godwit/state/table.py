@@ -30,7 +30,7 @@ class MergedKeys(NamedTuple):
     removed: Sequence[Key] = ()
 
 
-Merge: TypeAlias = Callable[[], MergedKeys]  # moves a stage into its base and remembers what was there
+MergeStage: TypeAlias = Callable[[], MergedKeys]  # moves a stage into its base and remembers what was there
 
 
 class Table(Protocol):
@@ -62,7 +62,7 @@ class Table(Protocol):
         """Stage the removal of what has outlived its time."""
         ...
 
-    def prepare(self, changes: Changes) -> Merge:
+    def prepare(self, changes: Changes) -> MergeStage:
         """Note what the stage changes. The base stays as it is until the merge is called; until then the stage can go."""
         ...
 

@@ -25,7 +25,7 @@ from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
 from godwit.state.shelf import Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, MergedKeys, Row, Table
+from godwit.state.table import MergedKeys, MergeStage, Row, Table
 from godwit.state.timers import TimerTable
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
@@ -39,7 +39,7 @@ class StagedChanges(NamedTuple):
     """What a stage changes, and how each table merges it."""
 
     changes: Changes
-    merges: Sequence[tuple[Table, Merge]]
+    merges: Sequence[tuple[Table, MergeStage]]
 
 
 class KeyedState:
@@ -195,12 +195,12 @@ class KeyedState:
         return StagedChanges(changes, merges)
 
     def merge(self, prepared: StagedChanges) -> None:
-        """Merge the stage as it was prepared. There is no way back from here, not even from half of it."""
+        """MergeStage the stage as it was prepared. There is no way back from here, not even from half of it."""
         for table, merge in prepared.merges:
             self._count_keys(table, merge())
 
     def commit(self) -> Changes:
-        """Merge the stage."""
+        """MergeStage the stage."""
         prepared = self.prepare()
         self.merge(prepared)
         return prepared.changes
@@ -267,12 +267,12 @@ class KeyedState:
 
     # -- moving keys -------------------------------------------------------------------------------------------------
 
-    def held(self, keys: Sequence[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    def export_keys(self, keys: Sequence[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
         """What these keys hold now, as rows that take the place of whatever is there; made as they are asked for."""
         parts = [(table, keys, table.rows_of(keys)) for table in self._tables.values()]
         return self._of(parts, rows_max, bytes_max)
 
-    def committed(self, keys: Collection[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    def export_committed(self, keys: Collection[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
         """What those of the keys that have changed since the last settled moment held then; `amend` takes it up.
 
         Variables that have not changed are left out: a large one beside a small one that changes all the time costs nothing.
@@ -308,12 +308,12 @@ class KeyedState:
 
     def stage_revert(self, keys: Collection[Key]) -> list[pa.RecordBatch]:
         """Stage that these keys are as they were at the last settled moment. Gives the change rows that say so, in order."""
-        batches = list(self.committed(keys, _EXPORT_ROWS_MAX, _EXPORT_BYTES_MAX))
+        batches = list(self.export_committed(keys, _EXPORT_ROWS_MAX, _EXPORT_BYTES_MAX))
         self.stage(*batches)
         return batches
 
     def amend(self, batch: pa.RecordBatch) -> None:
-        """Take up one of the batches that `committed` gave, in their order."""
+        """Take up one of the batches that `export_committed` gave, in their order."""
         columns: list[list[Any]] = [column.to_pylist() for column in batch.columns[COLUMN_VAR:]]
         keys = self.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
         cleared: dict[int, list[Key]] = {}

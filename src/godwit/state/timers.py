@@ -15,7 +15,7 @@ from godwit.state.changes import PUT, REMOVE, TIMERS, Changes, timer_ms, timer_s
 from godwit.state.deadlines import Deadlines
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, MergedKeys, Ops, Row, saved
+from godwit.state.table import MergedKeys, MergeStage, Ops, Row, saved
 
 Times: TypeAlias = tuple[int, ...]
 
@@ -80,7 +80,7 @@ class TimerTable:
     def expire(self, now_ms: int) -> None:
         """A timer stays until it is removed, however late it is."""
 
-    def prepare(self, changes: Changes) -> Merge:
+    def prepare(self, changes: Changes) -> MergeStage:
         stage = self._stage
         had = {key: self._base.get(key, ()) for key in stage}
         have = {key: tuple(sorted(_merged(had[key], staged))) for key, staged in stage.items()}

@@ -17,7 +17,7 @@ from godwit.state.images import IMAGE_BYTES, Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import Merge, MergedKeys, Ops, Row, Shelved, saved
+from godwit.state.table import MergedKeys, MergeStage, Ops, Row, Shelved, saved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
@@ -119,7 +119,7 @@ class ValueTable(Shelved[bytes]):
             elif payload is not None:
                 self._expiry.watch(key, expiry_ms(payload))
 
-    def prepare(self, changes: Changes) -> Merge:
+    def prepare(self, changes: Changes) -> MergeStage:
         cleared = self._take_clears() if self._stage_clears else {}
         puts = cast("dict[Key, bytes]", self._stage)
         keys, payloads = list(puts), list(puts.values())

@@ -25,10 +25,10 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.ownership_columns import AWAY, selects
 from godwit.runtime.memory.work import Part, Work
 from godwit.runtime.processor.rows import Times
-from godwit.state.backup import state_at
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
+from godwit.state.state_at_lsn import state_at
 
 BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # taken over at a time from a backup
 
@@ -155,7 +155,7 @@ class Copies:
         hashes = np.array([instance.key_codec.route_hash(key) for key in keys], np.int64)
         mine = [keys[i] for i in np.flatnonzero(selects(self._units[message.step], self._ownership)(hashes)).tolist()]
         for at in range(0, len(mine), BACKUP_KEYS):
-            for batch in state.held(mine[at : at + BACKUP_KEYS], BACKUP_ROWS, BACKUP_BYTES):
+            for batch in state.export_keys(mine[at : at + BACKUP_KEYS], BACKUP_ROWS, BACKUP_BYTES):
                 self.state(messages.StepState(message.step), batch.serialize())
 
     def changes(self, message: messages.StepChanges, body: Any) -> None:

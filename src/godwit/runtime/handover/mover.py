@@ -347,7 +347,7 @@ class Mover:
 
     def _prepare(self) -> None:
         with self._shared.lock:
-            self._shared.told.append(self.post)
+            self._shared.event_listeners.append(self.post)
         self._luggage.index()
         self.figures.keys_total = len(self._luggage)
         with self._shared.lock:
@@ -558,8 +558,8 @@ class Mover:
                 self._unfollow(step)
             if self._luggage.noting in self._shared.instance.followers:
                 self._shared.instance.followers.remove(self._luggage.noting)
-            if self.post in self._shared.told:
-                self._shared.told.remove(self.post)
+            if self.post in self._shared.event_listeners:
+                self._shared.event_listeners.remove(self.post)
             if not self._resumed:
                 _ownership(self._shared).end_move(self.units)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from godwit.runtime.processor.black_box import Crumbs
+from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.state.changelog import Changelog
 
 
@@ -20,4 +20,4 @@ class Port:
     log: Changelog
     clock_ms: Callable[[], int]
     stopping: Callable[[], bool]
-    crumbs: Crumbs | None = None
+    crash_markers: CrashMarkers | None = None

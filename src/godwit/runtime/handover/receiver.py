@@ -82,7 +82,7 @@ class Receiver:
         self._ended = ports.event()  # set while there is none
         self._ended.set()
         self._wanted = Units()
-        shared.wanted.append(self.want)
+        shared.want_listeners.append(self.want)
         for units in (prepared or {}).values():
             shared.staging[migration] = shared.staging.get(migration, Units()) | units
 
@@ -230,7 +230,7 @@ class Receiver:
 
     def close(self) -> None:
         with self._shared.lock:
-            self._shared.wanted.remove(self.want)
+            self._shared.want_listeners.remove(self.want)
 
     def _answer(self, answer: typed.Message) -> None:
         with self._writing, suppress(*GONE, pa.ArrowInvalid):

@@ -111,7 +111,7 @@ class Luggage:
 
     def state(self, step: int, keys: list[Key]) -> Queued:
         """What the keys hold now; made into bytes when it is sent."""
-        held = self._shared.instance.state.held(keys, SLICE_ROWS, SLICE_BYTES)
+        held = self._shared.instance.state.export_keys(keys, SLICE_ROWS, SLICE_BYTES)
         return Queued(messages.StepState(step), (batch.serialize() for batch in held))
 
     def all_state(self, step: int, keys: Collection[Key]) -> Iterator[Queued]:
@@ -122,7 +122,7 @@ class Luggage:
         """What keys held before the batch in progress, as far as it has changed, and ledger entries of it."""
         instance = self._shared.instance
         progress = instance.progress
-        batches = instance.state.committed(keys, SLICE_ROWS, SLICE_BYTES)
+        batches = instance.state.export_committed(keys, SLICE_ROWS, SLICE_BYTES)
         yield Queued(messages.StateBeforeBatch(step, progress), (batch.serialize() for batch in batches))
         for lane, entry in entries:
             info, body = entry.part(instance.name, instance.progress.batch, lane)

@@ -97,7 +97,7 @@ class Exchange:
             fires = carries and (instance.batch.has_unfired_timers or instance.timers.awaits_outputs)
             same = instance.progress.judge(request) is Verdict.SAME and not fires
             between = timers and (instance.memory.between_owners or shared.inheriting)
-            return same or not (between or shared.held) or self._stopping()
+            return same or not (between or shared.paused) or self._stopping()
 
         with shared.changed:
             if not ready():
@@ -107,7 +107,7 @@ class Exchange:
             before = (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers)
             work = self._do(shared, lambda i: i.open(request, lane, self._clock_ms(), admit, carries))
             if (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers) != before:
-                for tell in shared.told:
+                for tell in shared.event_listeners:
                     tell(BatchBegan())
         self._log.flush(work.lsn)
         return work

@@ -89,7 +89,7 @@ class Gate:
     def _want(self, hashes: Index, ownership: Ownership) -> None:
         if len(hashes):
             units = units_of(np.unique(hashes).tolist(), ownership)
-            for want in self._shared.wanted:
+            for want in self._shared.want_listeners:
                 want(units)
 
     def _wait(self, chunk: Chunk) -> None:
@@ -119,7 +119,7 @@ class Gate:
 
     def _tell_waiting(self, hashes: Any, ownership: Ownership) -> None:
         """Rows of lent units wait at the target from now on: that is the backlog by which a push is ordered."""
-        if not self._shared.told:
+        if not self._shared.event_listeners:
             return
         lent = hashes[self._shared.instance.stands(hashes) == int(Stand.LENT)]
         if not len(lent):
@@ -129,6 +129,6 @@ class Gate:
         for route_hash, n in zip(*(column.tolist() for column in np.unique(lent, return_counts=True)), strict=True):
             unit = Unit("key", route_hash) if route_hash in ownership.keys else Unit("group", route_hash % count)
             rows[unit] += n
-        for tell in self._shared.told:
+        for tell in self._shared.event_listeners:
             for unit, n in rows.items():
                 tell(Waiting(unit, n, now_s))

@@ -45,7 +45,7 @@ from godwit.runtime.liveness.leases import (
     write_obituary,
 )
 from godwit.runtime.liveness.wills import check_alive
-from godwit.runtime.processor.black_box import Crumbs
+from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog, Durability, Recovered
 from godwit.state.changes import changes_schema
@@ -148,7 +148,7 @@ class Host:
         )
         self.generation = self.log.generation
         self._mount = probe(self.directory)  # as this machine sees it
-        self._crumbs = Crumbs(self.directory, self.generation, config.incarnation)
+        self._crash_markers = CrashMarkers(self.directory, self.generation, config.incarnation)
         record = records.next(before, "none", None if before is None else before.peer, self.generation)
         self._backup_keeper = BackupKeeper(config.checkpoint, config.host, self._stop.is_set)
         self._backup_keeper.tidy()
@@ -185,7 +185,7 @@ class Host:
             lambda: set(ask("active_scopes")["scopes"]),
             config.routing,
             config.memory_max_bytes,
-            self._crumbs,
+            self._crash_markers,
         )
         return instances, Exchange(config.host, config.checkpoint, self.log, self._clock_ms, self._stop.is_set, ask)
 
@@ -199,7 +199,7 @@ class Host:
             self.log,
             self._clock_ms,
             self._stop.is_set,
-            self._crumbs,
+            self._crash_markers,
         )
 
     def _announce(self, address: str) -> None:
@@ -242,9 +242,9 @@ class Host:
         self._controller.close()
 
     def _give_up(self, error: ProcessorTimeout) -> None:
-        """The obituary fails the batch. Where rows are set aside, the next generation finds the row by its crumbs instead."""
+        """The obituary fails the batch. Where rows are set aside, the crash markers show the row to the next generation."""
         try:
-            initial = error.fields["batch"] < 0  # its rows leave no crumbs
+            initial = error.fields["batch"] < 0  # initial rows have no crash markers
             if initial or not self._instances.sets_aside(error.fields["operator"]):
                 write_obituary(self.directory, self.generation, error)
         finally:
@@ -335,7 +335,7 @@ class Host:
         """Begin no other batch, or go on."""
         for shared in self._instances:
             with shared.changed:
-                shared.held = wire.field(request, "held", bool)
+                shared.paused = wire.field(request, "held", bool)
                 shared.changed.notify_all()
         return {}
 

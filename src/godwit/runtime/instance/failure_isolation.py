@@ -16,7 +16,7 @@ from godwit.model.progress import BatchRef
 from godwit.runtime.instance.user_code import DueTimers, UserCode, no_tagged_outputs
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.work import Chunk
-from godwit.runtime.processor.black_box import Trail
+from godwit.runtime.processor.crash_markers import CrashMarker
 from godwit.runtime.processor.dead_letters import row_letter, timer_letter
 from godwit.runtime.processor.grouping import group_by_key
 from godwit.runtime.processor.rows import Rows, Times
@@ -42,8 +42,8 @@ class IsolatingRun:
         return in_row_order(self._outputs or [no_tagged_outputs(self._memory.spec.output_schema)])
 
     @property
-    def _trail(self) -> Trail:
-        return self._code.trail
+    def _marker(self) -> CrashMarker:
+        return self._code.marker
 
     @property
     def _lane_of_run(self) -> str:
@@ -55,7 +55,7 @@ class IsolatingRun:
     def rows(self, chunk: Chunk, grouped: Rows) -> None:
         """The stage is empty but for what is staged here."""
         first, last = int(chunk.rows[0]), int(chunk.rows[-1])
-        if self._trail.suspected("rows", self._request.batch, self._lane_of_run, first, last):
+        if self._marker.is_suspect("rows", self._request.batch, self._lane_of_run, first, last):
             for at in range(len(chunk)):
                 self._one_row(_slice(chunk, at, at + 1))
             return
@@ -98,7 +98,7 @@ class IsolatingRun:
         grouped = group_by_key(row.batch, row.rows, self._memory.key_codec)
         restore = self._memory.state.savepoint(grouped.keys)
         try:
-            if self._trail.kills("rows", self._request.batch, self._lane_of_run, number, number):
+            if self._marker.is_deadly("rows", self._request.batch, self._lane_of_run, number, number):
                 raise self._deadly("row", grouped.keys[0], row=number)
             self._try_rows(row, grouped, one=True)
         except GodwitError as error:
@@ -109,11 +109,11 @@ class IsolatingRun:
 
     def _try_rows(self, chunk: Chunk, grouped: Rows, one: bool = False) -> None:
         late_before = self._code.late_rows
-        self._trail.begin("rows", self._request.batch, self._lane_of_run, int(chunk.rows[0]), int(chunk.rows[-1]), one)
+        self._marker.begin("rows", self._request.batch, self._lane_of_run, int(chunk.rows[0]), int(chunk.rows[-1]), one)
         try:
             self._outputs.append(self._code.process(grouped, self._times))
         finally:
-            self._trail.end()
+            self._marker.end()
         self.late_rows += self._code.late_rows - late_before
 
     def _blamed(self, grouped: Rows, error: GodwitError) -> np.typing.NDArray[np.bool_] | None:
@@ -137,7 +137,7 @@ class IsolatingRun:
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def timers(self, timers: DueTimers) -> None:
-        if not self._trail.suspected("timers", self._request.batch, self._lane, 0, 0):
+        if not self._marker.is_suspect("timers", self._request.batch, self._lane, 0, 0):
             restore = self._memory.state.savepoint([key for _, key in timers])
             try:
                 self._try_timers(timers)
@@ -154,9 +154,9 @@ class IsolatingRun:
         restore = self._memory.state.savepoint([key])
         route_hash = self._memory.key_codec.route_hash(key)
         try:
-            if self._trail.kills("timers", self._request.batch, self._lane, expiry_ms, route_hash):
+            if self._marker.is_deadly("timers", self._request.batch, self._lane, expiry_ms, route_hash):
                 raise self._deadly("timer", key, timer_ms=expiry_ms)
-            self._try_timers([timer], one=self._trail.suspected("timers", self._request.batch, self._lane, 0, 0))
+            self._try_timers([timer], one=self._marker.is_suspect("timers", self._request.batch, self._lane, 0, 0))
         except GodwitError as error:
             if not self._may_set_aside(error):
                 raise
@@ -167,13 +167,13 @@ class IsolatingRun:
 
     def _try_timers(self, timers: DueTimers, one: bool = False) -> None:
         expiry_ms, key = timers[0]
-        self._trail.begin(
+        self._marker.begin(
             "timers", self._request.batch, self._lane, expiry_ms, self._memory.key_codec.route_hash(key), one
         )
         try:
             self._outputs.append(self._code.expire(timers, self._times))
         finally:
-            self._trail.end()
+            self._marker.end()
 
     # -- both --------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from godwit.model.routing import Routing
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Part, Unwritten
-from godwit.runtime.processor.black_box import Crumbs
+from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog
@@ -44,10 +44,10 @@ class Instances:
         active_scopes: Callable[[], set[str]],
         routing: Routing | None = None,
         memory_max_bytes: int | None = None,
-        crumbs: Crumbs | None = None,
+        crash_markers: CrashMarkers | None = None,
     ) -> None:
         self._host = host
-        self._crumbs = crumbs
+        self._crash_markers = crash_markers
         self._log = log
         self._watch = watch
         self._clock_ms = clock_ms
@@ -104,8 +104,8 @@ class Instances:
         scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
         instance = Instance(name, spec, KeyedState(spec.variables, key_codec, scratch, limit), key_codec)
         instance.durable.journal = self._log
-        if self._crumbs is not None:
-            instance.code.trail = self._crumbs.trail(name)
+        if self._crash_markers is not None:
+            instance.code.marker = self._crash_markers.marker(name)
         code = instance.code
         code.guard = lambda: self._watch.over(instance.spec.timeout_s, code.describe, code.current_call)
         return instance
@@ -207,7 +207,7 @@ class Instances:
         with shared.lock:
             shared.instance.close()
             shared.instance.state.close()
-            shared.instance.code.trail.close()
+            shared.instance.code.marker.close()
             self._log.append([({"kind": "drop", "op": name}, b"")])
 
     def settled(self) -> dict[str, int]:

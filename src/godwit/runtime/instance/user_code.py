@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from godwit.errors import DefinitionError, GodwitError, ProcessorFailed
 from godwit.runtime.memory.memory import Memory
-from godwit.runtime.processor.black_box import NoTrail, Trail
+from godwit.runtime.processor.crash_markers import CrashMarker, NoCrashMarker
 from godwit.runtime.processor.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keys import Key
@@ -30,7 +30,7 @@ class UserCode:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.adapter: Adapter | None = None
-        self.trail: Trail = NoTrail()
+        self.marker: CrashMarker = NoCrashMarker()
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
 
     def attach(self, spec: OperatorSpec, adapter: Adapter) -> None:

@@ -1,7 +1,7 @@
 """What an instance has been doing lately: how much of the time it worked, on how many rows, and how long chunks waited for it.
 
-Counts in slots of a second, so that the last seconds and the last minute can be told at any time; the cost is that of a few
-additions per chunk, and none per row. The time is an argument. Who reads it and what follows from it is not known here.
+Counts by second, so that the last seconds and the last minute can be reported at any time. Costs a few additions per chunk and
+nothing per row. The time is an argument. Who reads the numbers and what follows from them is not known here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from godwit.state.keys import Key
 
 SHORT_S: Final = 5
 LONG_S: Final = 60
-SLOTS: Final = LONG_S + 2  # the one that is being filled, and one more because a window begins inside a slot
+SLOTS: Final = LONG_S + 2  # the current second, and one more because a window begins inside a second
 TURN_S: Final = 30.0  # hot keys are those of the last half minute to minute
 SUM_S: Final = 1.0
-HOT_TOLD: Final = 8
+HOT_REPORTED: Final = 8
 
 Hot = tuple[int, Sequence[tuple[Key, Heavy]]]
 
 
 @dataclass(slots=True)
-class Slot:
+class SecondOfWork:
     """A second of an instance's life."""
 
     second: int = -1
@@ -37,15 +37,15 @@ class Slot:
 
 @dataclass(slots=True)
 class Gauges:
-    """Of one instance; told of work by whoever holds its lock, read by anybody."""
+    """Of one instance. Written by the thread that holds the instance's lock, read by any thread."""
 
     began_s: float
     hot: HotKeys = field(default_factory=HotKeys)
-    _slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(SLOTS)])
+    _slots: list[SecondOfWork] = field(default_factory=lambda: [SecondOfWork() for _ in range(SLOTS)])
     _working_s: float | None = None  # since when, while it works
     _turned_s: float = field(init=False)
     _summed_s: float = field(init=False)
-    _hot_told: Hot = (0, ())
+    _hot_reported: Hot = (0, ())
 
     def __post_init__(self) -> None:
         self._turned_s = self._summed_s = self.began_s
@@ -56,7 +56,7 @@ class Gauges:
         self._working_s = now_s
 
     def ends(self, now_s: float, rows: int) -> None:
-        """The work that began last has ended, with so many rows applied."""
+        """The work that began last has ended, with this many rows applied."""
         began_s, self._working_s = self._working_s, None
         if began_s is None:
             return
@@ -68,28 +68,28 @@ class Gauges:
         if now_s - self._turned_s >= TURN_S:
             self._turned_s = now_s
             self.hot.turn()
-        if now_s - self._summed_s >= SUM_S:  # here, with the lock held, so that whoever asks need not wait for it
+        if now_s - self._summed_s >= SUM_S:  # here, under the lock, so that a reader need not wait for the lock
             self._summed_s = now_s
-            self._hot_told = self.hot.top(HOT_TOLD)
+            self._hot_reported = self.hot.top(HOT_REPORTED)
 
     def waited(self, now_s: float, waited_s: float) -> None:
-        """A chunk is let in, so long after it came."""
+        """A chunk is let in, this long after it came."""
         slot = self._slot(int(now_s))
         slot.chunks += 1
         slot.waited_s += waited_s
         slot.waited_s_max = max(slot.waited_s_max, waited_s)
 
-    def _slot(self, second: int) -> Slot:
+    def _slot(self, second: int) -> SecondOfWork:
         slot = self._slots[second % SLOTS]
         if slot.second != second:
             slot.second, slot.useful_s, slot.rows = second, 0.0, 0.0
             slot.chunks, slot.waited_s, slot.waited_s_max = 0, 0.0, 0.0
         return slot
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------
 
     def window(self, now_s: float, seconds: int) -> dict[str, float | None]:
-        """Of so many whole seconds before this one, and of this one so far."""
+        """Averages over this many whole seconds before the current one, and the current one so far."""
         first = int(now_s) - seconds
         slots = [slot for slot in self._slots if first <= slot.second <= now_s]
         span_s = max(1e-3, now_s - max(float(first), self.began_s))
@@ -106,12 +106,12 @@ class Gauges:
             "wait_ms_max": 1000 * max((slot.waited_s_max for slot in slots), default=0.0),
         }
 
-    def told(self, now_s: float) -> dict[str, Any]:
+    def report(self, now_s: float) -> dict[str, Any]:
         """The last seconds, the last minute, and the keys that have most of the rows of the last minute or so."""
-        rows, found = self._hot_told
+        rows, hottest = self._hot_reported
         keys = [
             {"key": key, "hash": heavy.hash, "rows_at_least": heavy.at_least, "rows_at_most": heavy.at_most}
-            for key, heavy in found
+            for key, heavy in hottest
         ]
         return {
             "short": self.window(now_s, SHORT_S),

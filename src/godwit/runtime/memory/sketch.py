@@ -1,9 +1,9 @@
 """Which keys have most of the rows, in little memory and with bounds: a heavy-hitter sketch for whole chunks.
 
-Space-Saving (Metwally et al., 2005), kept as counters that are never too high and one number that says by how much they may be
-too low. That form (Misra-Gries) holds the same, and two of them add up to a third without losing the bound (Agarwal et al.,
-"Mergeable Summaries", 2012), so a chunk is summed up first and merged as a whole: no work per row. Of n rows no count is
-lower than the truth by more than n / (capacity + 1). Knows hashes and counts, neither time nor state.
+Space-Saving (Metwally et al., 2005), as counters that are never too high and one number that bounds how much they are too low.
+This form (Misra-Gries) is equivalent, and two sketches add up to a third without losing the bound (Agarwal et al., "Mergeable
+Summaries", 2012). So a chunk is summed up first and merged as a whole: no work per row. Of n rows no count is lower than the
+truth by more than n / (capacity + 1). Knows hashes and counts, neither time nor state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from godwit.state.keys import Key
 CAPACITY = 256
 FOLD_ROWS = 4096  # small chunks are gathered until they have so many: folding one costs about as much as folding all
 TALLIED_MAX = 1 << 16  # a tally of higher counts would be longer than most chunks
-NAMED_SHARE = 0.01  # keys with less than that are not told by name
+NAMED_SHARE = 0.01  # keys with a smaller share of the rows are not named
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Heavy:
 
 
 class Sketch:
-    """Counts of the heaviest routing hashes. `below`: how much a count may be too low, or a hash that is not held may have."""
+    """Counts of the heaviest routing hashes. `below`: how much a count, or a hash without a counter, may be too low."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         assert capacity >= 1, "at least one counter"
@@ -49,9 +49,9 @@ class Sketch:
     def add(self, counts: Index, hashes_of: Callable[[Index], Index]) -> None:
         """How often each of some distinct hashes came; asks for the hashes only of those that it takes up."""
         self.total += int(counts.sum())
-        kept, counts = self._cut(counts)
-        if len(kept):
-            self._take(hashes_of(kept), counts)
+        positions, counts = self._cut(counts)
+        if len(positions):
+            self._take(hashes_of(positions), counts)
 
     def merge(self, other: Sketch) -> None:
         self.total += other.total
@@ -59,29 +59,29 @@ class Sketch:
         self._take(other._hashes, other._counts)
 
     def _take(self, hashes: Index, counts: Index) -> None:
-        found, place = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
+        distinct, place = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
         sums = np.bincount(place, np.concatenate([self._counts, counts])).astype(np.int64)
-        kept, self._counts = self._cut(sums)
-        self._hashes = found[kept]
+        positions, self._counts = self._cut(sums)
+        self._hashes = distinct[positions]
 
     def _cut(self, counts: Index) -> tuple[Index, Index]:
-        """Where those are for which there is room, and what is left of them: all are lowered until enough are gone."""
+        """The positions of the counts that stay, and what is left of them: all counts are lowered until enough reach zero."""
         if len(counts) <= self._capacity:
             return np.arange(len(counts)), counts
         least = _ranked(counts, self._capacity)
         self.below += least
-        kept = np.flatnonzero(counts > least)
-        return kept, counts[kept] - least
+        positions = np.flatnonzero(counts > least)
+        return positions, counts[positions] - least
 
     def top(self, count: int) -> list[Heavy]:
-        """The heaviest first. A hash with more than `below` rows is held for certain."""
+        """The heaviest first. A hash with more than `below` rows certainly has a counter."""
         order = np.lexsort((self._hashes, -self._counts))[:count]
         pairs = zip(self._hashes[order].tolist(), self._counts[order].tolist(), strict=True)
-        return [Heavy(found, held, held + self.below) for found, held in pairs]
+        return [Heavy(route_hash, rows, rows + self.below) for route_hash, rows in pairs]
 
 
 def _ranked(counts: Index, rank: int) -> int:
-    """The count that has so many before it, from the highest down. Most counts of a chunk are small: they are tallied."""
+    """The count at this rank, from the highest down. Most counts of a chunk are small: they are tallied."""
     highest = int(counts.max())
     if highest > TALLIED_MAX:
         return int(np.partition(counts, len(counts) - rank - 1)[len(counts) - rank - 1])
@@ -126,26 +126,26 @@ class HotKeys:
     def _fold_waiting(self) -> None:
         if not self._waiting:
             return
-        found, first, counts = np.unique(
+        distinct, first, counts = np.unique(
             np.concatenate([hashes for _, _, hashes in self._waiting]), return_index=True, return_counts=True
         )
-        self._now.add(counts, found.__getitem__)
+        self._now.add(counts, distinct.__getitem__)
         ends = np.cumsum([len(hashes) for *_, hashes in self._waiting])
         for at in np.flatnonzero(counts >= NAMED_SHARE * self._waiting_rows).tolist():
             chunk = int(np.searchsorted(ends, first[at], side="right"))
             keys, codes, _ = self._waiting[chunk]
-            self._names[int(found[at])] = keys[codes[first[at] - (ends[chunk] - len(codes))]]
+            self._names[int(distinct[at])] = keys[codes[first[at] - (ends[chunk] - len(codes))]]
         self._waiting, self._waiting_rows = [], 0
 
     def turn(self) -> None:
-        """What was before the last turn is forgotten."""
+        """Drop the rows from before the last turn."""
         self._fold_waiting()
         self._before, self._now = self._now, Sketch(self._capacity)
-        held = {heavy.hash for heavy in self._before.top(self._capacity)}
-        self._names = {found: key for found, key in self._names.items() if found in held}
+        counted = {heavy.hash for heavy in self._before.top(self._capacity)}
+        self._names = {route_hash: key for route_hash, key in self._names.items() if route_hash in counted}
 
     def top(self, count: int) -> tuple[int, Sequence[tuple[Key, Heavy]]]:
-        """How many rows it is about, and the keys that have most of them."""
+        """How many rows were counted, and the keys that have most of them."""
         self._fold_waiting()
         both = Sketch(self._capacity)
         both.merge(self._before)

@@ -1,7 +1,7 @@
 """Dead letters: rows and timers that a processor failed on, set aside with what is needed to understand each of them.
 
-They lie in a list of their own among their key's state, so they are exactly as durable, movable and exactly-once as the state.
-Decides what a letter says and how letters look as a table; not what becomes a letter.
+A key's dead letters are a list in the key's state, so they are as durable, movable and exactly-once as all state.
+Decides what a dead letter contains and how dead letters look as a table; not which rows become dead letters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """`row`: the number of the row in its lane, None for a timer. `data`: the row as an Arrow stream, None for a timer."""
 
     kind: Literal["row", "timer"]
@@ -54,20 +54,22 @@ class Letter:
         return packed
 
     @classmethod
-    def unpack(cls, payload: bytes) -> Letter:
+    def unpack(cls, payload: bytes) -> DeadLetter:
         return cls(*msgpack.unpackb(payload))
 
 
-def row_letter(row: pa.RecordBatch, batch: int, lane: str, number: int, error: GodwitError, failed_ms: int) -> Letter:
+def row_letter(
+    row: pa.RecordBatch, batch: int, lane: str, number: int, error: GodwitError, failed_ms: int
+) -> DeadLetter:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, row.schema) as writer:
         writer.write_batch(row)
     data = sink.getvalue().to_pybytes()
-    return Letter("row", batch, lane, number, None, error.code, _text(error), failed_ms, data)
+    return DeadLetter("row", batch, lane, number, None, error.code, _text(error), failed_ms, data)
 
 
-def timer_letter(timer_ms: int, batch: int, lane: str, error: GodwitError, failed_ms: int) -> Letter:
-    return Letter("timer", batch, lane, None, timer_ms, error.code, _text(error), failed_ms, None)
+def timer_letter(timer_ms: int, batch: int, lane: str, error: GodwitError, failed_ms: int) -> DeadLetter:
+    return DeadLetter("timer", batch, lane, None, timer_ms, error.code, _text(error), failed_ms, None)
 
 
 def _text(error: GodwitError) -> str:
@@ -97,14 +99,14 @@ def _table(spec: OperatorSpec, rows: pa.RecordBatch, host: str, epoch: int) -> p
     stored = codec.to_arrow(codec.from_arrow(rows.columns[:COLUMN_VAR]))
     arrays: list[Any] = [array.cast(field.type) for array, field in zip(stored, spec.key_schema, strict=True)]
     arrays += [pa.array([host] * len(rows)), pa.array([epoch] * len(rows), pa.int64())]
-    letters = [_cells(Letter.unpack(payload or b"")) for payload in rows.columns[COLUMN_VALUE].to_pylist()]
+    letters = [_cells(DeadLetter.unpack(payload or b"")) for payload in rows.columns[COLUMN_VALUE].to_pylist()]
     arrays += [pa.array([cells[at] for cells in letters], kind) for at, (_, kind) in enumerate(COLUMNS)]
     return pa.RecordBatch.from_arrays(arrays, schema=letters_schema(spec))
 
 
-def _cells(letter: Letter) -> tuple[Any, ...]:
-    *said, failed_ms, data = astuple(letter)
-    return (*said, failed_ms * 1_000, None if data is None else _json(data))
+def _cells(letter: DeadLetter) -> tuple[Any, ...]:
+    *cells, failed_ms, data = astuple(letter)
+    return (*cells, failed_ms * 1_000, None if data is None else _json(data))
 
 
 def _json(data: bytes) -> str:

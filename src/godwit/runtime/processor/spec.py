@@ -73,32 +73,36 @@ class OperatorSpec:
         fields["variables"] = tuple(Variable.from_json(variable) for variable in data["variables"])
         return cls(**fields)
 
-    def differences(self, kept: OperatorSpec) -> list[str]:
-        """What in this definition does not fit the state that `kept` describes. New variables are fine."""
-        found = []
-        if not self.key_schema.equals(kept.key_schema):
-            found.append(f"key {_columns(self.key_schema)} instead of {_columns(kept.key_schema)}")
-        if self.processor != kept.processor or self.flavour != kept.flavour:
-            found.append(f"processor {self.processor} ({self.flavour}) instead of {kept.processor} ({kept.flavour})")
-        if not self.output_schema.equals(kept.output_schema):
-            found.append(f"output {_columns(self.output_schema)} instead of {_columns(kept.output_schema)}")
-        if self.time_mode != kept.time_mode:
-            found.append(f"timeMode {self.time_mode} instead of {kept.time_mode}")
-        found += self._variable_differences(kept)
-        return found
+    def differences(self, stored: OperatorSpec) -> list[str]:
+        """What in this definition does not fit the state that `stored` describes. New variables are fine."""
+        differences = []
+        if not self.key_schema.equals(stored.key_schema):
+            differences.append(f"key {_columns(self.key_schema)} instead of {_columns(stored.key_schema)}")
+        if self.processor != stored.processor or self.flavour != stored.flavour:
+            differences.append(
+                f"processor {self.processor} ({self.flavour}) instead of {stored.processor} ({stored.flavour})"
+            )
+        if not self.output_schema.equals(stored.output_schema):
+            differences.append(f"output {_columns(self.output_schema)} instead of {_columns(stored.output_schema)}")
+        if self.time_mode != stored.time_mode:
+            differences.append(f"timeMode {self.time_mode} instead of {stored.time_mode}")
+        differences += self._variable_differences(stored)
+        return differences
 
-    def _variable_differences(self, kept: OperatorSpec) -> list[str]:
-        found = []
-        for position, old in enumerate(kept.variables):
+    def _variable_differences(self, stored: OperatorSpec) -> list[str]:
+        differences = []
+        for position, old in enumerate(stored.variables):
             new = self.variables[position] if position < len(self.variables) else None
             if new is None or new.name != old.name:
-                found.append(f"state variable {old.name!r} is missing or out of its place (number {position + 1})")
+                differences.append(
+                    f"state variable {old.name!r} is missing or out of its place (number {position + 1})"
+                )
             elif not _same_variable(new, old):
-                found.append(f"state variable {new.name!r} has another type, kind or time to live")
-        return found
+                differences.append(f"state variable {new.name!r} has another type, kind or time to live")
+        return differences
 
-    def check_fits(self, kept: OperatorSpec) -> None:
-        differences = self.differences(kept)
+    def check_fits(self, stored: OperatorSpec) -> None:
+        differences = self.differences(stored)
         if differences:
             raise CheckpointMismatch(
                 "the checkpoint holds state of another definition: " + "; ".join(differences),

@@ -175,8 +175,8 @@ class Heir:
 
     def _take_over(self) -> None:
         request = self._request
-        if self._port.crumbs is not None:  # a row may have ended that host, and comes here next
-            self._port.crumbs.inherit(host_directory(self._port.checkpoint, self.lost))
+        if self._port.crash_markers is not None:  # a row may have ended that host, and comes here next
+            self._port.crash_markers.inherit(host_directory(self._port.checkpoint, self.lost))
         left = left_behind(host_directory(self._port.checkpoint, self.lost), request.generation, request.next_lsn)
         words: dict[str, dict[str, Part]] = {}
         for part in left.last_words().parts():

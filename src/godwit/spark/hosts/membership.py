@@ -17,7 +17,7 @@ from godwit.runtime.backup.records import Records
 from godwit.runtime.controller import operator_json
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import read_will
-from godwit.runtime.processor.codeless import codeless
+from godwit.runtime.processor.undefined_operator import undefined_operator
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
 from godwit.spark.hosts.host_jobs import Hosts
@@ -162,7 +162,7 @@ class Membership:
         for operator in operators:
             kept = self._home.operator(operator)
             if kept is not None:
-                described = operator_json(codeless(kept[0]), self._owners.table(operator))
+                described = operator_json(undefined_operator(kept[0]), self._owners.table(operator))
                 self._hosts.ask(name, "define", operator=described)
 
     def tell_roster(self) -> None:

@@ -149,7 +149,7 @@ def gather(files: Iterable[FileParts]) -> dict[str, OperatorParts]:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class CompactionMerge:
     """How shares become the parts of a snapshot."""
 
     settled: Mapping[str, int]

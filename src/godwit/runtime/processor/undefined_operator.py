@@ -1,6 +1,6 @@
-"""An operator whose state is there and whose code is not: defined in an earlier application, and not yet again in this one.
+"""An operator that was defined in an earlier application and not yet in this one: the hosts have its state, not its code.
 
-A host that joins must hold such state too. It can be moved and looked at; rows cannot be applied to it.
+A host that joins must be able to take such state. The state can be moved and read; rows cannot be applied to it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 
-class Codeless:
-    """Stands where an adapter would."""
+class UndefinedAdapter:
+    """In the place of the adapter, until the operator is defined."""
 
     current_key: Key | None = None
     current_call: int = 0
@@ -51,5 +51,5 @@ class Codeless:
         )
 
 
-def codeless(spec: OperatorSpec) -> Operator:
-    return Operator(spec, cloudpickle.dumps(Codeless(spec)))
+def undefined_operator(spec: OperatorSpec) -> Operator:
+    return Operator(spec, cloudpickle.dumps(UndefinedAdapter(spec)))

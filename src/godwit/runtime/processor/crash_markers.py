@@ -1,10 +1,10 @@
-"""Which rows a host was working on when its process ended: known to the next generation without costing this one anything.
+"""Crash markers: they show the next generation of a host which rows user code was working on when the process ended.
 
-Before user code runs, a few bytes in a mapped file say on what: the page cache has them, however the process ends. A
-generation that finds them there takes those rows for suspect and has the processor work on them one by one, with a crumb for
-each. If the process ends again, the row is known, and is not given to the processor a third time. Heirs of a lost host
-read what it left. Another opening of the flock forgets everything: by then the processor may have been mended. A lane is
-that of one run of the query: in a later run another row may have the number.
+Before user code runs, a few bytes in a mapped file name the rows. The page cache keeps these bytes, however the process ends.
+The next generation suspects the rows of a marker: the processor gets them one by one, with a marker for each. If the process
+ends again, the marker names one row, and the processor does not get that row a third time. Heirs of a lost host read its
+markers. Another opening of the flock drops all markers: by then the processor may have been fixed. A lane is that of one run
+of the query, because another row may have the number in a later run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["rows", "timers"]
 PREFIX: Final = "breadcrumbs-"
 SUSPECTS: Final = "suspects.json"
 SUSPECTS_MAX: Final = 100  # the newest; older ones are of batches long committed
-SLOTS: Final = 64  # instances that can work at once; any beyond that leave no crumbs
+SLOTS: Final = 64  # instances that can work at once; any beyond that have no marker
 SLOT_BYTES: Final = 512
 _TEXT_BYTES_MAX: Final = 220  # of a name and of a lane: longer ones are cut, and compared so
 _HEAD: Final = struct.Struct("<BBqqqHH")  # state, kind, batch, first, last, name bytes, lane bytes
@@ -33,10 +33,12 @@ _KINDS: Final[tuple[Kind, ...]] = ("rows", "timers")
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Rows `first` to `last` of a lane, or timers, that user code was given when the process ended; `sure`: that very one.
+    """Rows `first` to `last` of a lane, or timers, that user code was given when the process ended.
+
+    `sure`: it was this one row or timer.
 
     `lane`: of one run of the query, because rows may have other numbers in the next.
-    Of a timer, `first` is its time and `last` the hash of its key; its lane says nothing, as timers leave through any.
+    Of a timer, `first` is its time and `last` the hash of its key. Its lane has no meaning: timers leave through any lane.
     """
 
     name: str
@@ -48,8 +50,8 @@ class Suspect:
     sure: bool = False
 
 
-class Trail(Protocol):
-    """What an instance says while it runs user code, and may ask."""
+class CrashMarker(Protocol):
+    """Of one instance: what it writes while it runs user code, and what earlier generations have left."""
 
     def begin(self, kind: Kind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None: ...
 
@@ -57,13 +59,13 @@ class Trail(Protocol):
 
     def close(self) -> None: ...
 
-    def suspected(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool: ...
+    def is_suspect(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool: ...
 
-    def kills(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool: ...
+    def is_deadly(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool: ...
 
 
-class NoTrail:
-    """For instances that no process ends with."""
+class NoCrashMarker:
+    """For an instance that has no next generation."""
 
     def begin(self, kind: Kind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None:
         return
@@ -74,15 +76,15 @@ class NoTrail:
     def close(self) -> None:
         return
 
-    def suspected(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
+    def is_suspect(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
         return False
 
-    def kills(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
+    def is_deadly(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
         return False
 
 
-class Crumbs:
-    """Of one generation of a host. A directory that cannot be mapped leaves no crumbs, and nothing is named then."""
+class CrashMarkers:
+    """Of one generation of a host. If the file cannot be mapped, there are no markers, and no row is suspected later."""
 
     def __init__(self, directory: Path, generation: int, incarnation: str) -> None:
         self._directory = directory
@@ -97,28 +99,28 @@ class Crumbs:
             self._map = _mapped(directory / f"{PREFIX}{generation}", incarnation)
 
     def inherit(self, directory: Path) -> None:
-        """Also suspect what a host left that ended: this one's predecessor, or one whose keys come here."""
-        found = [*self.suspects, *_written(directory, self._incarnation)]
+        """Also suspect the rows of another host's markers: of the predecessor, or of a lost host whose keys come here."""
+        suspects = [*self.suspects, *_written(directory, self._incarnation)]
         for path in sorted(directory.glob(f"{PREFIX}*")):
             with suppress(OSError, ValueError, IndexError, struct.error):
-                found += _left(path.read_bytes(), self._incarnation)
-        self.suspects = list(dict.fromkeys(found))[-SUSPECTS_MAX:]
+                suspects += _left(path.read_bytes(), self._incarnation)
+        self.suspects = list(dict.fromkeys(suspects))[-SUSPECTS_MAX:]
         if self.suspects:
             self._write()
 
-    def trail(self, name: str) -> Trail:
+    def marker(self, name: str) -> CrashMarker:
         """For one instance."""
-        return _Trail(self, name, self._free.pop() if self._map is not None and self._free else None)
+        return _MappedMarker(self, name, self._free.pop() if self._map is not None and self._free else None)
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
 
-    def put(self, slot: int, crumb: bytes) -> None:
-        """The state comes last: a crumb that was interrupted says nothing."""
+    def put(self, slot: int, marker: bytes) -> None:
+        """The state is written last: a marker that was interrupted counts as idle."""
         assert self._map is not None, "a slot is given out only with a map"
         at = (slot + 1) * SLOT_BYTES
-        self._map[at + 1 : at + len(crumb)] = crumb[1:]
-        self._map[at] = crumb[0]
+        self._map[at + 1 : at + len(marker)] = marker[1:]
+        self._map[at] = marker[0]
 
     def clear(self, slot: int) -> None:
         assert self._map is not None, "a slot is given out only with a map"
@@ -127,16 +129,16 @@ class Crumbs:
     def _write(self) -> None:
         data = {"incarnation": self._incarnation, "suspects": [asdict(suspect) for suspect in self.suspects]}
         beside = self._directory / f"{SUSPECTS}.new"
-        with suppress(OSError):  # then the next generation has to find out again
+        with suppress(OSError):  # then the next generation has to suspect them again
             beside.write_text(json.dumps(data))
             beside.replace(self._directory / SUSPECTS)
 
 
-class _Trail:
-    """What one instance is at."""
+class _MappedMarker:
+    """A slot of the mapped file."""
 
-    def __init__(self, crumbs: Crumbs, name: str, slot: int | None) -> None:
-        self._crumbs = crumbs
+    def __init__(self, crash_markers: CrashMarkers, name: str, slot: int | None) -> None:
+        self._crash_markers = crash_markers
         self._slot = slot
         self._name = _cut(name)
 
@@ -145,29 +147,29 @@ class _Trail:
             text = _cut(lane)
             state = _ONE if one else _SOME
             head = _HEAD.pack(state, _KINDS.index(kind), batch, first, last, len(self._name), len(text))
-            self._crumbs.put(self._slot, head + self._name + text)
+            self._crash_markers.put(self._slot, head + self._name + text)
 
     def end(self) -> None:
         if self._slot is not None:
-            self._crumbs.clear(self._slot)
+            self._crash_markers.clear(self._slot)
 
     def close(self) -> None:
         """The instance is gone: another may have the slot."""
         if self._slot is not None:
-            self._crumbs.give_back(self._slot)
+            self._crash_markers.give_back(self._slot)
             self._slot = None
 
-    def suspected(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
-        if not self._crumbs.suspects:
+    def is_suspect(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
+        if not self._crash_markers.suspects:
             return False
         return any(kind == "timers" or (s.first <= last and first <= s.last) for s in self._of(kind, batch, lane))
 
-    def kills(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
+    def is_deadly(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
         return any(s.sure and (s.first, s.last) == (first, last) for s in self._of(kind, batch, lane))
 
     def _of(self, kind: Kind, batch: int, lane: str) -> Iterator[Suspect]:
         name, lane = self._name.decode(errors="replace"), _cut(lane).decode(errors="replace")
-        for s in self._crumbs.suspects:
+        for s in self._crash_markers.suspects:
             if (s.name, s.kind, s.batch) == (name, kind, batch) and (kind == "timers" or s.lane == lane):
                 yield s
 
@@ -177,13 +179,13 @@ def _cut(text: str) -> bytes:
 
 
 def _mapped(path: Path, incarnation: str) -> mmap.mmap:
-    """A file of its own for every generation: one that was taken for lost may still write to its own."""
+    """Every generation has its own file: an older generation that was taken for lost may still write to its file."""
     with path.open("w+b") as file:
         file.truncate((SLOTS + 1) * SLOT_BYTES)
-        found = mmap.mmap(file.fileno(), (SLOTS + 1) * SLOT_BYTES)
+        mapped = mmap.mmap(file.fileno(), (SLOTS + 1) * SLOT_BYTES)
     text = _cut(incarnation)
-    found[: len(text) + 1] = bytes([len(text)]) + text
-    return found
+    mapped[: len(text) + 1] = bytes([len(text)]) + text
+    return mapped
 
 
 def _left(data: bytes, incarnation: str) -> Iterator[Suspect]:
