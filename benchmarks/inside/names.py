@@ -15,8 +15,9 @@ import pyarrow as pa
 from godwit.control.moves import groups_in
 from godwit.control.step_order import DEFAULT_ORDER, ORDERS
 from godwit.migration import PROTOCOLS
-from godwit.runtime.processor.native import Packer, Timers, column, running_sum
-from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.native import Timers
+from godwit.runtime.processor.rows import Index, column, running_sum
+from godwit.runtime.processor.state_columns import Packer
 from godwit.spark.change.migration_handle import Migration
 from godwit.state.codec import compile_codec
 from godwit.state.keys import KeyCodec

@@ -15,7 +15,7 @@ import pytest
 
 from godwit.errors import RowKillsHost
 from godwit.runtime.processor.dead_letters import rows_of_letters
-from godwit.runtime.processor.native import column
+from godwit.runtime.processor.rows import column
 from godwit.state.ledger import Ledger
 from tests.integration.nest import OPERATOR, Nest, operator_of, rows
 from tests.spark.flocks import Count

@@ -11,7 +11,7 @@ import pytest
 
 import godwit
 from godwit.errors import DefinitionError
-from godwit.runtime.processor.native import column
+from godwit.runtime.processor.rows import column
 from godwit.testing import Tester
 from godwit.testing.states import check_same
 from godwit.windows import EventTumbling

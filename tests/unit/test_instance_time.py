@@ -14,9 +14,10 @@ from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.memory.work import Chunk, Work
-from godwit.runtime.processor.native import NativeAdapter, States, Timers
+from godwit.runtime.processor.native import NativeAdapter, Timers
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
+from godwit.runtime.processor.states_of_keys import States
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.windows import EventTumbling

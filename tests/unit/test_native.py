@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import DefinitionError, OutputMismatch, ProcessorFailed, StateTypeError
-from godwit.runtime.processor.native import NativeAdapter, Processor, States, Timers, column, running_sum
-from godwit.runtime.processor.rows import Outputs, Rows, Times
+from godwit.runtime.processor.native import NativeAdapter, Processor, Timers
+from godwit.runtime.processor.rows import Outputs, Rows, Times, column, running_sum
+from godwit.runtime.processor.states_of_keys import States
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import DefinitionError, ProcessorFailed
-from godwit.runtime.processor.native import NativeAdapter, Packer
+from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Outputs, Rows, Times
+from godwit.runtime.processor.state_columns import Packer
 from godwit.state.keys import KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.windows import CountSliding, CountTumbling, EventSliding, EventTumbling

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from godwit.runtime.processor.native import Array, Columns
-from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.rows import Array, Index
+from godwit.runtime.processor.state_columns import Columns
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Into: TypeAlias = Index | slice  # positions, each at most once, or all

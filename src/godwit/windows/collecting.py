@@ -9,8 +9,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pyarrow as pa
 
-from godwit.runtime.processor.native import Array, Columns
-from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.rows import Array, Index
+from godwit.runtime.processor.state_columns import Columns
 from godwit.windows.aggregate import ROWS, Aggregate, Into, Mask, is_atomic, stored_type
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError
-from godwit.runtime.processor.native import Columns, States, zeros
 from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
+from godwit.runtime.processor.state_columns import Columns, zeros
+from godwit.runtime.processor.states_of_keys import States
 from godwit.windows.aggregate import Mask
 from godwit.windows.aggregates import AggregateSpec
 from godwit.windows.window import WINDOW, Window

@@ -22,8 +22,9 @@ import pyarrow as pa
 
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.merging import pane_way
-from godwit.runtime.processor.native import States, Timers, values_of
-from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
+from godwit.runtime.processor.native import Timers
+from godwit.runtime.processor.rows import Index, Outputs, Rows, Times, values_of
+from godwit.runtime.processor.states_of_keys import States
 from godwit.windows.aggregate import Mask
 from godwit.windows.aggregates import AggregateSpec, merge_by
 from godwit.windows.durations import Duration, duration_ms

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import ProcessorFailed
-from godwit.runtime.processor.native import Array, Columns
-from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.rows import Array, Index
+from godwit.runtime.processor.state_columns import Columns
 from godwit.windows.aggregate import ROWS, Aggregate, Into, Mask, is_number, stored_type
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from godwit.runtime.processor.native import Columns, values_of
-from godwit.runtime.processor.rows import Index, Rows
+from godwit.runtime.processor.rows import Index, Rows, values_of
+from godwit.runtime.processor.state_columns import Columns
 from godwit.windows.aggregate import ROWS, Aggregate, Into, Mask
 
 

@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from godwit.runtime.processor.native import Columns, Packer, States, zeros
 from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.state_columns import Columns, Packer, zeros
+from godwit.runtime.processor.states_of_keys import States
 from godwit.state.variables import Variable
 from godwit.windows.aggregate import ROWS, Mask
 

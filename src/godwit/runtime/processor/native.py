@@ -1,307 +1,31 @@
 """The native processor: user code called once for many keys, with state as numpy columns.
 
-Decides how typed state becomes columns and goes back (one gather, one scatter per call), and how a native
-processor is bound to an input, opened on a host, given rows and timers. It must not know of lanes, batches,
-ledgers or files, nor of Spark.
+Decides how a native processor is bound to an input, opened on a host, and given rows and timers. It must not know of lanes,
+batches, ledgers or files, nor of Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from godwit.errors import DefinitionError, OutputMismatch, ProcessorFailed, StateTypeError
+from godwit.errors import DefinitionError, OutputMismatch, ProcessorFailed
 from godwit.runtime.processor.merging import Merge, checked_merge
 from godwit.runtime.processor.rows import Index, Outputs, Rows, Times, no_outputs
-from godwit.state.codec import compile_codec
+from godwit.runtime.processor.state_columns import Fields, Packer, flat_schema
+from godwit.runtime.processor.states_of_keys import States
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
-Array: TypeAlias = npt.NDArray[Any]
-Columns: TypeAlias = dict[str, Array]
-Fields: TypeAlias = Mapping[str, pa.DataType] | pa.Schema
-
 STATE: Final = "state"  # the variable that holds the fields of `Processor.state`
 _AGREE: Final = "Make what the processor gives and its output_schema agree"
 _NO_FIELDS: Final[Fields] = MappingProxyType({})
-
-
-def column(batch: pa.RecordBatch, name: str, fill: Any = None) -> Array:
-    """A column as numpy: timestamps as microseconds, dates as days. Nulls need a `fill`, or are refused."""
-    if name not in batch.schema.names:
-        raise ProcessorFailed(f"the input has no column {name!r}", todo=f"It has {', '.join(batch.schema.names)}")
-    values, valid = values_of(batch.column(name))
-    if valid is not None:
-        if fill is None:
-            raise ProcessorFailed(f"column {name!r} holds nulls", todo="Give `fill`, or filter them out before")
-        values = np.where(valid, values, fill)
-    return values
-
-
-def values_of(array: pa.Array[Any]) -> tuple[Array, npt.NDArray[np.bool_] | None]:
-    """The values of an array, anything where it is null, and which are not null (None: all)."""
-    kind = array.type
-    if pa.types.is_timestamp(kind):
-        array = array.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
-    elif pa.types.is_date32(kind):
-        array = array.cast(pa.int32())
-    if not array.null_count:
-        return array.to_numpy(zero_copy_only=False), None
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_boolean(kind):
-        array = array.fill_null(False)
-    elif pa.types.is_primitive(array.type):
-        array = array.fill_null(0)
-    return array.to_numpy(zero_copy_only=False), valid
-
-
-def running_sum(rows: Rows, values: Array, start: Array) -> Array:
-    """For each row, its key's `start` plus the key's values up to and with this row.
-
-    Adds strictly left to right, so that floating-point totals do not depend on how rows were cut into chunks.
-    Keys go together by the power of two above their number of rows: few numpy calls whatever the skew, and
-    at most half of the work is padding.
-    """
-    ordered = np.asarray(values)[rows.order]
-    totals = np.empty(len(rows), np.result_type(ordered, start))
-    width_class = np.frexp(rows.counts - 0.5)[1]
-    for each in np.unique(width_class):
-        members = np.flatnonzero(width_class == each)
-        steps = np.arange(rows.counts[members].max())
-        used = steps < rows.counts[members, None]
-        at = (rows.bounds[members, None] + steps)[used]
-        grid = np.zeros((len(members), len(steps) + 1), totals.dtype)
-        grid[:, 0] = start[members]
-        grid[:, 1:][used] = ordered[at]
-        totals[at] = np.add.accumulate(grid, axis=1)[:, 1:][used]
-    result = np.empty_like(totals)
-    result[rows.order] = totals
-    return result
-
-
-def zeros(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """What fields hold before anything is written: zero, or None if they are objects."""
-    return np.full(shape, None) if dtype.hasobject else np.zeros(shape, dtype)
-
-
-def flat_schema(fields: Fields) -> pa.Schema:
-    """The fields as they are stored: one of so many elements becomes as many fields, `x_0`, `x_1` and so on."""
-    flat = []
-    for field in fields if isinstance(fields, pa.Schema) else pa.schema(dict(fields)):
-        count = _element_count(field.type)
-        kind = field.type if count is None else field.type.value_type
-        flat += [pa.field(name, kind) for name in _flat_names(field.name, count)]
-    return pa.schema(flat)
-
-
-class Packer:
-    """Payloads of the same fields to columns and back. A missing one reads as zeros, None where width varies.
-
-    A field of a fixed number of elements is a column of two dimensions.
-    """
-
-    def __init__(self, fields: Fields) -> None:
-        schema = fields if isinstance(fields, pa.Schema) else pa.schema(dict(fields))
-        self._codec = compile_codec(flat_schema(schema))
-        self._counts = {field.name: _element_count(field.type) for field in schema}
-        fixed = self._codec.dtype is not None
-        self.dtypes = {field.name: _numpy_type(field.type, fixed) for field in schema}
-        self._dtype = None if self._codec.dtype is None else self._gathered(self._codec.dtype)
-        self._zero = self.pack(self.zeros(1), 1)[0]
-
-    def zeros(self, count: int) -> Columns:
-        return {name: zeros(self._shape(name, count), dtype) for name, dtype in self.dtypes.items()}
-
-    def unpack(self, payloads: Sequence[bytes | None]) -> Columns:
-        if self._dtype is None:
-            return self._unpack_each(payloads)
-        records = np.frombuffer(self._joined(payloads), self._dtype)
-        return {name: records[name].astype(dtype) for name, dtype in self.dtypes.items()}
-
-    def pack(self, columns: Columns, count: int) -> list[bytes]:
-        if self._dtype is None:
-            parts = [columns[name].reshape(count, n or 1).T.tolist() for name, n in self._counts.items()]
-            return [self._codec.encode(values) for values in zip(*chain.from_iterable(parts), strict=True)]
-        return _payloads(self._records(columns, count))
-
-    def pack_changed(self, columns: Columns, before: Sequence[bytes | None]) -> tuple[list[int], list[bytes]]:
-        """The positions where the columns are not what was unpacked from `before`, and the payloads there."""
-        if self._dtype is None:
-            packed = self.pack(columns, len(before))
-            changed = [i for i, old in enumerate(before) if packed[i] != (self._zero if old is None else old)]
-            return changed, [packed[i] for i in changed]
-        records = self._records(columns, len(before))
-        old = np.frombuffer(self._joined(before), np.uint8).reshape(len(before), self._dtype.itemsize)
-        where = np.flatnonzero((records.view(np.uint8).reshape(old.shape) != old).any(axis=1))
-        return where.tolist(), _payloads(records if len(where) == len(records) else records[where])
-
-    def _joined(self, payloads: Sequence[bytes | None]) -> bytes:
-        try:
-            return b"".join(cast(Sequence[bytes], payloads))  # the common case, all present, is one call
-        except TypeError:
-            return b"".join([self._zero if payload is None else payload for payload in payloads])
-
-    def _records(self, columns: Columns, count: int) -> Array:
-        records = np.zeros(count, self._dtype)
-        for name in self.dtypes:
-            records[name] = columns[name]
-        return records
-
-    def _unpack_each(self, payloads: Sequence[bytes | None]) -> Columns:
-        columns = self.zeros(len(payloads))
-        present = [i for i, payload in enumerate(payloads) if payload is not None]
-        values = iter(zip(*[self._codec.decode(p) for p in payloads if p is not None], strict=True))
-        for name, dtype in self.dtypes.items() if present else ():
-            column = columns[name].reshape(len(payloads), self._counts[name] or 1)  # shares its memory
-            for element in range(column.shape[1]):
-                column[present, element] = np.fromiter(next(values), dtype, len(present))
-        return columns
-
-    def _shape(self, name: str, count: int) -> tuple[int, ...]:
-        elements = self._counts[name]
-        return (count,) if elements is None else (count, elements)
-
-    def _gathered(self, flat: np.dtype[Any]) -> np.dtype[Any]:
-        """The codec's records, with the elements of a field as one subarray."""
-        places = cast(Mapping[str, Any], flat.fields)
-        stored = [places[_flat_names(name, count)[0]] for name, count in self._counts.items()]
-        shapes = [self._shape(name, 0)[1:] for name in self._counts]
-        return np.dtype(
-            {
-                "names": list(self._counts),
-                "formats": [(kind, shape) for (kind, *_), shape in zip(stored, shapes, strict=True)],
-                "offsets": [offset for _, offset, *_ in stored],
-                "itemsize": flat.itemsize,
-            }
-        )
-
-
-def _payloads(records: Array) -> list[bytes]:
-    return cast(list[bytes], records.view(f"V{records.dtype.itemsize}").tolist())
-
-
-def _element_count(kind: pa.DataType) -> int | None:
-    return kind.list_size if pa.types.is_fixed_size_list(kind) else None
-
-
-def _flat_names(name: str, count: int | None) -> list[str]:
-    return [name] if count is None else [f"{name}_{i}" for i in range(count)]
-
-
-def _numpy_type(kind: pa.DataType, fixed: bool) -> np.dtype[Any]:
-    if pa.types.is_fixed_size_list(kind):
-        return _numpy_type(kind.value_type, fixed)
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype())
-    if fixed and pa.types.is_date32(kind):
-        return np.dtype(np.int32)
-    return np.dtype(np.int64) if fixed else np.dtype(object)
-
-
-class States:
-    """State of the keys at hand: a column per field, aligned with `keys`; changed in place or assigned."""
-
-    def __init__(self, keys: list[Key], keyed: KeyedState, packer: Packer | None) -> None:
-        self.keys = keys
-        self.keyed = keyed
-        self._packer = packer
-        self._loaded: list[bytes | None] | None = None
-        self._columns: Columns = {}
-        self._gone = np.zeros(len(keys), np.bool_)
-
-    def __getitem__(self, field: str) -> Array:
-        columns = self._load()
-        if field not in columns:
-            raise ProcessorFailed(f"no state field {field!r} is declared", todo=f"Declared: {', '.join(columns)}")
-        return columns[field]
-
-    def __setitem__(self, field: str, values: npt.ArrayLike) -> None:
-        target, given = self[field], np.asarray(values)
-        if given is target:
-            return
-        if given.shape not in ((), target.shape):
-            raise StateTypeError(
-                f"{len(self.keys)} keys, but values of shape {given.shape}",
-                todo="Give one value for each key",
-                field=field,
-            )
-        fits = np.can_cast(given.dtype, target.dtype, "same_kind")
-        if not fits or (target.dtype.kind in "iu" and (given.astype(target.dtype) != given).any()):
-            raise StateTypeError(
-                "the values do not fit",
-                todo="Declare a type in `state` that holds them, or convert them",
-                field=field,
-                expected=str(target.dtype),
-                given=str(given.dtype),
-            )
-        target[...] = given
-
-    @property
-    def is_new(self) -> npt.NDArray[np.bool_]:
-        """Which keys had no state before this call."""
-        self._load()
-        return np.fromiter((payload is None for payload in self._loaded or ()), np.bool_, len(self.keys))
-
-    def remove(self, where: npt.ArrayLike | slice = slice(None)) -> None:
-        """Forget all state of these keys (a mask, positions or a slice); their timers stay."""
-        self._gone[self._positions(where)] = True
-
-    def set_timer(self, where: npt.ArrayLike | slice, expiry_ms: npt.ArrayLike) -> None:
-        """A timer for each of these keys, all at one time or each at its own; one in the past fires next."""
-        for key, expiry in self._each(where, expiry_ms):
-            self.keyed.timer_put(key, expiry)
-
-    def delete_timer(self, where: npt.ArrayLike | slice, expiry_ms: npt.ArrayLike) -> None:
-        for key, expiry in self._each(where, expiry_ms):
-            self.keyed.timer_remove(key, expiry)
-
-    def timers(self, position: int) -> list[int]:
-        """When the timers of this key fire, in order."""
-        return self.keyed.timer_list(self.keys[position])
-
-    def flush(self, variables: Sequence[Variable], keep_new: bool) -> None:
-        """Write what changed. `keep_new`: a key met for the first time is kept even if its state is zero."""
-        if self._loaded is not None and self._packer is not None:
-            if keep_new and None in self._loaded:
-                where, payloads = list(range(len(self.keys))), self._packer.pack(self._columns, len(self.keys))
-            else:
-                where, payloads = self._packer.pack_changed(self._columns, self._loaded)
-            if self._gone.any():
-                stay = [i for i, position in enumerate(where) if not self._gone[position]]
-                where, payloads = [where[i] for i in stay], [payloads[i] for i in stay]
-            keys = self.keys if len(where) == len(self.keys) else [self.keys[i] for i in where]
-            self.keyed.value_put_many(0, keys, payloads)
-        for position in np.flatnonzero(self._gone).tolist():
-            _clear(self.keyed, variables, self.keys[position])
-
-    def _load(self) -> Columns:
-        if self._loaded is None and self._packer is not None:
-            self._loaded = self.keyed.value_get_many(0, self.keys)
-            self._columns = self._packer.unpack(self._loaded)
-        return self._columns
-
-    def _positions(self, where: npt.ArrayLike | slice) -> Index:
-        every = np.arange(len(self.keys))
-        return every[where] if isinstance(where, slice) else every[np.asarray(where)]
-
-    def _each(self, where: npt.ArrayLike | slice, expiry_ms: npt.ArrayLike) -> list[tuple[Key, int]]:
-        positions = self._positions(where)
-        expiries = np.broadcast_to(np.asarray(expiry_ms, np.int64), positions.shape)
-        keys = self.keys
-        return [(keys[p], expiry) for p, expiry in zip(positions.tolist(), expiries.tolist(), strict=True)]
-
-
-def _clear(keyed: KeyedState, variables: Sequence[Variable], key: Key) -> None:
-    clear = {"value": keyed.value_clear, "list": keyed.list_clear, "map": keyed.map_clear}
-    for var, variable in enumerate(variables):
-        clear[variable.kind](var, key)
 
 
 class Timers(Rows):
