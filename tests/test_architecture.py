@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -274,6 +274,19 @@ def test_benchmarks_look_inside_in_one_place_only() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+def test_a_module_of_the_benchmarks_has_a_name_of_its_own() -> None:
+    stems: dict[str, list[str]] = {}
+    for source in benchmark_sources():
+        if not Path(source.path).name.startswith("__"):
+            stems.setdefault(Path(source.path).stem, []).append(source.path)
+    assert {stem: paths for stem, paths in stems.items() if len(paths) > 1} == {}
+
+
+@pytest.mark.parametrize("rule", [names_that_say_nothing, missing_docstring], ids=lambda rule: rule.__name__)
+def test_benchmarks_keep(rule: Callable[[Source], Iterator[str]]) -> None:
+    assert [breach for source in benchmark_sources() for breach in rule(source)] == []
+
+
 def test_the_package_knows_nothing_of_the_benchmarks() -> None:
     assert [
         source.path
@@ -300,7 +313,15 @@ def test_a_benchmark_that_looks_inside_is_reported(code: str, count: int) -> Non
 
 @pytest.mark.parametrize("unit", sorted(ROOMS))
 def test_a_room_is_small_enough_to_look_through(unit: str) -> None:
-    for room in [path for path in (ROOT / unit).iterdir() if path.is_dir() and path.name != "__pycache__"]:
+    check_sizes(ROOT / unit)
+
+
+def test_a_folder_of_benchmarks_is_small_enough_to_look_through() -> None:
+    check_sizes(BENCHMARKS, besides=["results"])
+
+
+def check_sizes(package: Path, besides: Sequence[str] = ()) -> None:
+    for room in [path for path in package.iterdir() if path.is_dir() and path.name not in {"__pycache__", *besides}]:
         modules = [path for path in room.glob("*.py") if path.name != "__init__.py"]
         assert 0 < len(modules) <= ROOM_MODULES_MAX, f"{room.name} has {len(modules)} modules"
 

@@ -39,7 +39,6 @@ PUBLISHED = {
     "GODWIT-STATE-TYPE": "StateTypeError",
     "GODWIT-STATE-UNCERTAIN": "StateUncertain",
     "GODWIT-UNSUPPORTED-QUERY": "UnsupportedQuery",
-    "GODWIT-PEER-FAILED": "PeerFailed",
     "GODWIT-WORK-LOST": "WorkLost",
     "GODWIT-WRONG-TOKEN": "WrongToken",
 }

@@ -87,19 +87,19 @@ def _measuring(runs: int, batches: int, watch: Watch) -> Iterable[dict[str, Any]
 
 
 def _relief(after_s: int, runs: int, watch: Watch) -> Iterable[dict[str, Any]]:
-    from benchmarks.experiments.elasticity import Elastic, relief
+    from benchmarks.elasticity.followed_load import Elastic, relief
 
     return relief([Elastic(), Elastic(warm=1)], after_s, runs, watch)
 
 
 def _day(seconds: int, runs: int, watch: Watch) -> Iterable[dict[str, Any]]:
-    from benchmarks.experiments.elasticity import Elastic, day
+    from benchmarks.elasticity.followed_load import Elastic, day
 
     return day([Elastic(maximum=5)], seconds, runs, watch)
 
 
 def _hot_key(quick: bool, runs: int, watch: Watch) -> Iterable[dict[str, Any]]:
-    from benchmarks.experiments.hot_key import SHARES, hot_key
+    from benchmarks.elasticity.hot_key import SHARES, hot_key
     from benchmarks.experiments.throughput import ThroughputSettings
 
     size = ThroughputSettings(batch_rows=100_000, batches=6 if quick else 20, warm_up=3 if quick else 6)

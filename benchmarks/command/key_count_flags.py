@@ -72,7 +72,7 @@ def _add_docs(flags: argparse.ArgumentParser) -> None:
 
 
 def _key_count(given: argparse.Namespace) -> int:
-    from benchmarks.experiments.key_count import Plan, run
+    from benchmarks.key_count.ways import Plan, run
 
     plan = Plan(given.repeats, given.batches, (given.small, given.large), given.ways, memory=not given.no_memory)
     run(plan.checked())
@@ -80,14 +80,14 @@ def _key_count(given: argparse.Namespace) -> int:
 
 
 def _recovery(given: argparse.Namespace) -> int:
-    from benchmarks.experiments.recovery import run
+    from benchmarks.key_count.recovery import run
 
     run(given.sizes, given.repeats)
     return 0
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from benchmarks.experiments.compare import compare
+    from benchmarks.key_count.compare import compare
 
     compare(given.base, given.pairs, given.batches)
     return 0

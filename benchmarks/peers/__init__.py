@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peers.settings import PeerSettings
+from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.running.watch import Watch
 
 __all__ = ["PeerSettings", "measure"]

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers import prepare, sink_log
-from benchmarks.peers.figures import Answers, Load, Outputs, ballasts, row_by_row
+from benchmarks.peers.failed import PeerFailed
 from benchmarks.peers.flink_cluster import Cluster
 from benchmarks.peers.flink_rest import runs_with, with_parallelism
+from benchmarks.peers.peer_figures import Answers, Load, Outputs, ballasts, row_by_row
+from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.peers.run import Spans, go_through, plan, wait_for
-from benchmarks.peers.settings import PeerSettings
 from benchmarks.running.measures import wrong_keys
 from benchmarks.running.watch import Watch
-from godwit.errors import PeerFailed
 
 COUNT: Final = "count"
 RUNNING_S_MAX: Final = 120.0

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from benchmarks.peers import prepare
+from benchmarks.peers.failed import PeerFailed
 from benchmarks.peers.flink_rest import Rest
+from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.peers.run import wait_for
-from benchmarks.peers.settings import PeerSettings
-from godwit.errors import PeerFailed
 
 START_S_MAX: Final = 90.0
 STOP_S_MAX: Final = 10.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from godwit.errors import PeerFailed
+from benchmarks.peers.failed import PeerFailed
 
 TIMEOUT_S: Final = 30.0
 NOT_YET: Final = 503  # the cluster is up, its dispatcher is not

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from benchmarks.peers.figures import Answers, Load, Moments, figures, keeps_up, not_sustained
-from benchmarks.peers.settings import PeerSettings
+from benchmarks.peers.failed import PeerFailed
+from benchmarks.peers.peer_figures import Answers, Load, Moments, figures, keeps_up, not_sustained
+from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.running.watch import Watch
-from godwit.errors import PeerFailed
 
 LOOK_EVERY_S: Final = 0.1
 FILL_S_MAX: Final = 300.0

@@ -22,13 +22,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from benchmarks.peers import prepare
-from benchmarks.peers.figures import Answers, Load, Outputs, ballasts, batch_by_batch, row_by_row
+from benchmarks.peers.failed import PeerFailed
+from benchmarks.peers.peer_figures import Answers, Load, Outputs, ballasts, batch_by_batch, row_by_row
+from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.peers.run import Spans, go_through, plan, wait_for
-from benchmarks.peers.settings import PeerSettings
 from benchmarks.running.measures import wrong_keys
 from benchmarks.running.session import ROCKSDB_SETTINGS
 from benchmarks.workloads.tally import digest
-from godwit.errors import PeerFailed
 from godwit.testing.open_loop import Arrivals, column, left_column
 
 SOURCE: Final = "godwit.peers.PlanProvider"

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers import prepare
-from benchmarks.peers.settings import PeerSettings
+from benchmarks.peers.failed import PeerFailed
+from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.running.watch import Watch
-from godwit.errors import PeerFailed
 
 MODULE: Final = "benchmarks.peers.spark_query"
 TAIL_BYTES: Final = 3_000

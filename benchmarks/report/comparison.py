@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.report import charts, published
-from benchmarks.report.blocks import Block, Cell, Part, Pictures, Table, Words
-from benchmarks.report.cells import NONE, spread_cell
-from benchmarks.report.charts import Beside, Look
-from benchmarks.report.evaluation import Panel, Way, over
-from benchmarks.report.figures import MISSING, figure, number
+from benchmarks.plots import charts, published
+from benchmarks.plots.blocks import Block, Cell, Part, Pictures, Table, Words
+from benchmarks.plots.cells import NONE, spread_cell
+from benchmarks.plots.charts import Beside, Look
+from benchmarks.plots.evaluation import Panel, Way, over
+from benchmarks.plots.figures import MISSING, figure, number
 
 FIGURES = tuple(reversed(published.FIGURES))
 

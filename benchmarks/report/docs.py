@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.campaign.aims import aims
+from benchmarks.plots.evaluation import Evaluation
 from benchmarks.report import headline, html, markdown, read
-from benchmarks.report.evaluation import Evaluation
 from benchmarks.report.following import following_part, paid
 from benchmarks.running.measures import spread as spread_of
 from benchmarks.running.record import RESULTS, ROOT, newest

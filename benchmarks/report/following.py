@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from benchmarks.experiments.elasticity import CALM_S
+from benchmarks.elasticity.followed_load import CALM_S
 from benchmarks.running.record import newest
 
 Row = dict[str, Any]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.plots.captions import JITTER
+from benchmarks.plots.evaluation import Evaluation, Panel, Run, Way, over
+from benchmarks.plots.figures import MISSING, figure, number, told
 from benchmarks.report.comparison import our_share
-from benchmarks.report.evaluation import Evaluation, Panel, Run, Way, over
-from benchmarks.report.experiments import JITTER
-from benchmarks.report.figures import MISSING, figure, number, told
 from benchmarks.report.summary import exact_words
 
 LIVE = Way("godwit", "live")

@@ -7,8 +7,8 @@ from html import escape
 from importlib.resources import files
 from typing import Final
 
-from benchmarks.report.blocks import Block, Cell, Pictures, Section, Table, Words
-from benchmarks.report.evaluation import Evaluation
+from benchmarks.plots.blocks import Block, Cell, Pictures, Section, Table, Words
+from benchmarks.plots.evaluation import Evaluation
 from benchmarks.report.sections import sections
 
 TITLE: Final = "Godwit: evaluation"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from benchmarks.report.blocks import Block, Cell, Pictures, Section, Table, Words
-from benchmarks.report.evaluation import Evaluation
+from benchmarks.plots.blocks import Block, Cell, Pictures, Section, Table, Words
+from benchmarks.plots.evaluation import Evaluation
 from benchmarks.report.sections import sections
 
 

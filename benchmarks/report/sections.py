@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
-from benchmarks.report import drawings, published
-from benchmarks.report.blocks import Block, Cell, Part, Section, Table, Words
-from benchmarks.report.cells import spread_cell
+from benchmarks.plots import drawings, published
+from benchmarks.plots.blocks import Block, Cell, Part, Section, Table, Words
+from benchmarks.plots.captions import EXPERIMENTS, JITTER, Experiment
+from benchmarks.plots.cells import spread_cell
+from benchmarks.plots.drawings import Classes
+from benchmarks.plots.evaluation import Evaluation, Panel, Run, Spread, over
+from benchmarks.plots.figures import MISSING, SWEPT, bytes_, figure, number, point, swept
+from benchmarks.plots.groups import Group, grouped
 from benchmarks.report.comparison import compared, published_table
-from benchmarks.report.drawings import Classes
-from benchmarks.report.evaluation import Evaluation, Panel, Run, Spread, over
-from benchmarks.report.experiments import EXPERIMENTS, JITTER, Experiment
-from benchmarks.report.figures import MISSING, SWEPT, bytes_, figure, number, point, swept
-from benchmarks.report.groups import Group, grouped
 from benchmarks.report.summary import summary
 
 LATE: Final = "†"

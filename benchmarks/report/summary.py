@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from benchmarks.campaign.aims import EXACTNESS
-from benchmarks.report.blocks import Block, Cell, Section, Table, Words
-from benchmarks.report.evaluation import Evaluation, Run
-from benchmarks.report.experiments import EXPERIMENTS
-from benchmarks.report.figures import MISSING, number
+from benchmarks.plots.blocks import Block, Cell, Section, Table, Words
+from benchmarks.plots.captions import EXPERIMENTS
+from benchmarks.plots.evaluation import Evaluation, Run
+from benchmarks.plots.figures import MISSING, number
 
 
 def summary(evaluation: Evaluation) -> Section:

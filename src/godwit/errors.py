@@ -32,7 +32,6 @@ __all__ = [
     "NotReplayable",
     "NullKey",
     "OutputMismatch",
-    "PeerFailed",
     "ProcessorFailed",
     "ProcessorTimeout",
     "Retryable",
@@ -102,12 +101,6 @@ class Bug(GodwitError):
 
 class HostUnavailable(Retryable):
     code = "GODWIT-HOST-UNAVAILABLE"
-
-
-class PeerFailed(Retryable):
-    """Another system, measured beside this one, did not do what it was asked; the message has its own words."""
-
-    code = "GODWIT-PEER-FAILED"
 
 
 class WorkLost(Retryable):

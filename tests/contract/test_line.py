@@ -15,7 +15,7 @@ import pyarrow.flight as flight
 import pytest
 
 from godwit import ports
-from godwit.errors import Bug, HostUnavailable, MalformedRequest, PeerFailed, WrongToken
+from godwit.errors import Bug, HostUnavailable, MalformedRequest, StateUncertain, WrongToken
 from godwit.transport import line, wire
 from godwit.transport.flight import GONE, Action, Client, Exchange, Service
 from tests.contract.worlds import here, in_both_worlds
@@ -93,7 +93,7 @@ def says(*words: str) -> Exchange:
 
 
 def _refuse(fields: dict[str, Any]) -> dict[str, Any]:
-    raise PeerFailed("not yet", host="host-1")
+    raise StateUncertain("not yet", host="host-1")
 
 
 def _fail(fields: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_call_has_its_answer() -> None:
 
 @in_both_worlds
 def test_error_of_the_service_arrives_as_that_error() -> None:
-    with pytest.raises(PeerFailed, match="not yet") as raised:
+    with pytest.raises(StateUncertain, match="not yet") as raised:
         connected(calls()).call("refuse")
     assert raised.value.fields["host"] == "host-1"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from benchmarks.experiments.curves import day, oracle
+from benchmarks.elasticity.curves import day, oracle
 from godwit.control.load_measures import InstanceLoad, OperatorLoad, Sample
 from godwit.control.rules import bottleneck, idle, sizing
 from godwit.control.scaling_decisions import Decision, ScalingDecider

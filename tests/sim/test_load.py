@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.experiments.curves import day, oracle
+from benchmarks.elasticity.curves import day, oracle
 from godwit.control.rules import Rule, bottleneck, idle, sizing
 from godwit.control.scaling_decisions import ScalingDecider
 from tests.sim.load import LOADS, RULES, TARGET_S, USEFUL_MAX, Flock, compared, sine

@@ -20,8 +20,8 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.peers import prepare
-from benchmarks.peers.figures import ballasts, workload_of
-from benchmarks.peers.settings import PeerSettings
+from benchmarks.peers.peer_figures import ballasts, workload_of
+from benchmarks.peers.peer_settings import PeerSettings
 from godwit.errors import DefinitionError
 from godwit.workload.numbered_rows import keys_of
 

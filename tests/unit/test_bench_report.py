@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.plots.charts import Look
+from benchmarks.plots.evaluation import WAYS, Way
+from benchmarks.plots.published import comparison, papers, sweep
+from benchmarks.plots.svg import Scale, path, spaced
 from benchmarks.report import headline, html, markdown, read
-from benchmarks.report.charts import Look
-from benchmarks.report.evaluation import WAYS, Way
-from benchmarks.report.published import comparison, papers, sweep
-from benchmarks.report.svg import Scale, path, spaced
 from tests.unit.evaluation_lines import MAGNITUDES, PARTS, RUNS, evaluation, full, line, timeline
 
 EXPERIMENTS = ("E1", "E2", "E3", "E4", "E5", "E6")

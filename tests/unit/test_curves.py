@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.experiments.curves import day, host_seconds, oracle, step
+from benchmarks.elasticity.curves import day, host_seconds, oracle, step
 
 
 def test_step_is_calm_and_then_full() -> None:

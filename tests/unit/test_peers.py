@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import prepare, sink_log
-from benchmarks.peers.figures import (
+from benchmarks.peers.failed import PeerFailed
+from benchmarks.peers.flink_cluster import conf
+from benchmarks.peers.flink_rest import runs_with, with_parallelism
+from benchmarks.peers.peer_figures import (
     Load,
     Moments,
     Outputs,
@@ -25,14 +28,12 @@ from benchmarks.peers.figures import (
     row_by_row,
     workload_of,
 )
-from benchmarks.peers.flink_cluster import conf
-from benchmarks.peers.flink_rest import runs_with, with_parallelism
+from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.peers.run import plan, wait_for
-from benchmarks.peers.settings import PeerSettings
 from benchmarks.peers.spark_state import told
 from benchmarks.running.measures import counted
 from benchmarks.running.timeline import timeline
-from godwit.errors import DefinitionError, PeerFailed
+from godwit.errors import DefinitionError
 from godwit.testing.latency import Departures, Numbers
 from godwit.workload.numbered_rows import keys_of
 

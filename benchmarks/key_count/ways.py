@@ -17,10 +17,10 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 import godwit
+from benchmarks.key_count.processors import COUNTS, Blob, NativeCount, PandasCount, blob_rows
 from benchmarks.running.record import circumstances, keep, run_id, say
 from benchmarks.running.scratch import scratch
 from benchmarks.running.session import session
-from benchmarks.workloads.compared_processors import COUNTS, Blob, NativeCount, PandasCount, blob_rows
 from godwit.errors import DefinitionError
 
 KEYS = 10_000

@@ -10,7 +10,7 @@ import sys
 from typing import Any, Final
 
 import godwit
-from benchmarks.experiments.key_count import WAYS, measure
+from benchmarks.key_count.ways import WAYS, measure
 from benchmarks.running.scratch import scratch
 from benchmarks.running.session import session
 

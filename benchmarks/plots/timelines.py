@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.report import svg
-from benchmarks.report.charts import LEFT, RIGHT, WRONG, Look, span_title
-from benchmarks.report.evaluation import Run
-from benchmarks.report.svg import Scale
+from benchmarks.plots import svg
+from benchmarks.plots.charts import LEFT, RIGHT, WRONG, Look, span_title
+from benchmarks.plots.evaluation import Run
+from benchmarks.plots.svg import Scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import godwit
-from benchmarks.experiments.key_count import wait_committed
+from benchmarks.key_count.processors import Blob, blob_rows
+from benchmarks.key_count.ways import wait_committed
 from benchmarks.running.record import circumstances, keep, run_id, say
 from benchmarks.running.scratch import scratch
 from benchmarks.running.session import session
-from benchmarks.workloads.compared_processors import Blob, blob_rows
 
 VALUE_BYTES = 1_000
 

@@ -97,4 +97,4 @@ def _by_workload(workloads: list[str], pairs: list[list[float]]) -> dict[str, di
 
 @cache
 def _data() -> dict[str, Any]:
-    return tomllib.loads(files("benchmarks.report").joinpath("published.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(files("benchmarks.plots").joinpath("published.toml").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.peers.settings import PeerSettings
+from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.running.measures import counted
 from benchmarks.running.timeline import timeline
 from godwit.testing.latency import Departures, Numbers, Steady, disruption_ms, drift_ms, interruption, peak_p99_ms

@@ -35,7 +35,7 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 def run_side(tree: Path, batches: int) -> list[dict[str, Any]]:
     environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}:{ROOT}"}
-    command = [sys.executable, "-m", "benchmarks.experiments.one_side", str(batches)]
+    command = [sys.executable, "-m", "benchmarks.key_count.one_side", str(batches)]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE)
     lines: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return lines

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import godwit
-from benchmarks.experiments import curves
+from benchmarks.elasticity import curves
 from benchmarks.running.measures import counted
 from benchmarks.running.record import circumstances, run_id
 from benchmarks.running.scratch import scratch

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from benchmarks.report import svg
-from benchmarks.report.evaluation import WAYS, Run, Spread, Way
-from benchmarks.report.figures import number
-from benchmarks.report.svg import Scale
+from benchmarks.plots import svg
+from benchmarks.plots.evaluation import WAYS, Run, Spread, Way
+from benchmarks.plots.figures import number
+from benchmarks.plots.svg import Scale
 
 LEFT: Final = 46.0
 RIGHT: Final = 350.0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.report.charts import Look
-from benchmarks.report.evaluation import Panel, Run
+from benchmarks.plots.charts import Look
+from benchmarks.plots.evaluation import Panel, Run
 
 ORDERS: Final = ("hash", "arrival", "size", "sudden", "fluid", "batched", "hot-first", "by-backlog")
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.report import charts, published
-from benchmarks.report.blocks import Block, Cell, Pictures, Table
-from benchmarks.report.cells import spread_cell
-from benchmarks.report.charts import Bar, Line, Look, Paper
-from benchmarks.report.evaluation import Evaluation, Panel, Run, Spread, median_run, over
-from benchmarks.report.experiments import JITTER
-from benchmarks.report.figures import MISSING, figure, number, point, swept, told
-from benchmarks.report.groups import Group
-from benchmarks.report.timelines import Window, timeline
+from benchmarks.plots import charts, published
+from benchmarks.plots.blocks import Block, Cell, Pictures, Table
+from benchmarks.plots.captions import JITTER
+from benchmarks.plots.cells import spread_cell
+from benchmarks.plots.charts import Bar, Line, Look, Paper
+from benchmarks.plots.evaluation import Evaluation, Panel, Run, Spread, median_run, over
+from benchmarks.plots.figures import MISSING, figure, number, point, swept, told
+from benchmarks.plots.groups import Group
+from benchmarks.plots.timelines import Window, timeline
 
 COST: Final = "microseconds_per_row"
 TIMELINES: Final = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.report.evaluation import Spread
+from benchmarks.plots.evaluation import Spread
 
 MISSING: Final = "not measured"
 MB: Final = 1e6

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.report.blocks import Cell
-from benchmarks.report.evaluation import Spread
-from benchmarks.report.figures import median_and_range
+from benchmarks.plots.blocks import Cell
+from benchmarks.plots.evaluation import Spread
+from benchmarks.plots.figures import median_and_range
 
 NONE: Final = "–"
 

@@ -1,0 +1,1 @@
+"""How a flock follows its load by rules: a step, a day, a hot key."""
