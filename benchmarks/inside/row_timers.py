@@ -25,7 +25,7 @@ from godwit.runtime.router import router
 from godwit.runtime.router.links import Links
 from godwit.spark.define import operator_frame
 from godwit.state.changelog import Changelog
-from godwit.state.tables import KeyedState
+from godwit.state.keyed_state import KeyedState
 
 Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -34,10 +34,10 @@ from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.runtime.takeover.heir import Answers, Legacy
 from godwit.state.changelog import Changelog
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.recovery import take_over
 from godwit.state.snapshot import Compactor
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 INPUT = pa.schema([("key", pa.int64()), ("v", pa.int64())])

@@ -16,9 +16,9 @@ from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.merging import Merging
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
 from godwit.state.ledger import in_row_order
-from godwit.state.tables import KeyedState
 from godwit.transport.wire import HASH, ROW
 from godwit.windows import EventSliding
 

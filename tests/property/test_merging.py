@@ -23,8 +23,8 @@ from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.reading.export import rows_of_state
 from godwit.runtime.router.lanes import windows
 from godwit.runtime.router.route import Route
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.transport.wire import HASH, ROW
 
 INPUT = pa.schema([("key", pa.int64()), ("amount", pa.int64()), ("high", pa.int64()), ("word", pa.string())])

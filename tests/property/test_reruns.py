@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from godwit.errors import BatchIncomplete, CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef
 from godwit.runtime.memory.work import Unwritten, Work
+from godwit.state.keyed_state import KeyedState
 from godwit.state.ledger import COLUMN_LANE, Ledger
-from godwit.state.tables import KeyedState
 from tests.property.reruns import CODEC, GROUPS, VARIABLES, Flock, Row, sequential
 
 TEN: list[Row] = [(n % 3, n) for n in range(10)]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Outputs, Rows, Times
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.windows import CountSliding, EventSliding
 from godwit.windows.window import Window
 

@@ -24,9 +24,9 @@ from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state import ledger as ledger_module
 from godwit.state.changes import changes_schema
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
 from godwit.state.ledger import Entry, Ledger, in_row_order, with_rows
-from godwit.state.tables import KeyedState
 from godwit.transport import wire
 
 INPUT = pa.schema([("key", pa.int64()), ("load", pa.binary())])

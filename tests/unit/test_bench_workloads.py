@@ -21,8 +21,8 @@ from godwit.errors import DefinitionError
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Rows, Times
 from godwit.state.codec import compile_codec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.workload import LINE_WORDS, Workload
 from godwit.workload.numbered_rows import lane_batches
 

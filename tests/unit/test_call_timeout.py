@@ -23,8 +23,8 @@ from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 
 INPUT = pa.schema([("key", pa.int64())])
 OUTPUT = pa.schema([("key", pa.int64()), ("n", pa.int64())])

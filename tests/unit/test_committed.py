@@ -9,8 +9,8 @@ import pytest
 
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 KEYS = pa.schema([("key", pa.int64())])

@@ -17,8 +17,8 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
 from godwit.spark.pyspark_api.handle import VALUE_BYTES_MAX, Handle, Scope
 from godwit.spark.pyspark_api.schemas import parse_ddl, variable_schema
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 
 A, B = ("a",), ("b",)
 KEYS = KeyCodec(pa.schema([("key", pa.string())]))

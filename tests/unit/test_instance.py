@@ -18,8 +18,8 @@ from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Outputs
 from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.transport import wire
 
 INPUT = pa.schema([("key", pa.int64()), ("at", pa.timestamp("ms")), ("v", pa.int64())])

@@ -18,8 +18,8 @@ from godwit.runtime.processor.native import NativeAdapter, Timers
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.states_of_keys import States
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.windows import EventTumbling
 
 INPUT = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("timer_ms", pa.int64())])

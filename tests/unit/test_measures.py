@@ -13,8 +13,8 @@ from benchmarks.workloads.tally import Tally, ballast
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Rows, Times
 from godwit.state.codec import compile_codec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.testing.latency import Departures, Steady, disruption_ms, drift_ms, interruption, peak_p99_ms, stabilise_s
 from godwit.testing.open_loop import Arrivals, settled
 

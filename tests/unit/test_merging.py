@@ -30,8 +30,8 @@ from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.router.route import Route
 from godwit.runtime.router.router import merging_of
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.transport.wire import HASH, ROW
 from godwit.windows import CountTumbling, EventSliding
 

@@ -15,8 +15,8 @@ from godwit.errors import DefinitionError, OutputMismatch, ProcessorFailed, Stat
 from godwit.runtime.processor.native import NativeAdapter, Processor, Timers
 from godwit.runtime.processor.rows import Outputs, Rows, Times, column, running_sum
 from godwit.runtime.processor.states_of_keys import States
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 
 CARS = pa.schema({"car": pa.string(), "speed": pa.float64()})
 NOW = Times(processing_ms=0, watermark_ms=0)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import DefinitionError, StateTooLarge
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
 from godwit.state.spill import Spill
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 CODEC = KeyCodec(pa.schema([("k", pa.string())]))

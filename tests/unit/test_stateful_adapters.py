@@ -26,8 +26,8 @@ from godwit.errors import (
 )
 from godwit.runtime.processor.rows import Adapter, Outputs, Rows, Times
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 
 KEY = pa.schema([("key", pa.string())])
 OUT = pa.schema([("key", pa.string()), ("n", pa.int64())])

@@ -15,8 +15,8 @@ from godwit.errors import DefinitionError, ProcessorFailed
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.state_columns import Packer
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.windows import CountSliding, CountTumbling, EventSliding, EventTumbling
 from godwit.windows.durations import duration_ms
 from godwit.windows.window import Window

@@ -15,10 +15,10 @@ import pyarrow as pa
 from godwit.errors import CheckpointCorrupt, CheckpointUnusable
 from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
 from godwit.state.manifest import newest_manifest
 from godwit.state.recovery import open_reader
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 _TRIES: Final = 20  # a file may be compacted away while it is about to be read; that many times in a row it is not

@@ -27,9 +27,9 @@ from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.reading.export import rows_of_state
 from godwit.spark.pyspark_api.schemas import parse_ddl
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
 from godwit.state.ledger import in_row_order
-from godwit.state.tables import KeyedState
 from godwit.testing.states import check_same
 from godwit.windows.window import Window
 

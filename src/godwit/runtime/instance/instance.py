@@ -31,8 +31,8 @@ from godwit.runtime.memory.ownership_columns import Stands
 from godwit.runtime.memory.work import Chunk, Part, Work
 from godwit.runtime.processor.rows import Adapter, Index, Times
 from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 
 
 class Instance:
@@ -139,7 +139,7 @@ class Instance:
             "ledger_bytes": ledger.memory_bytes,
             "ledger_disk_bytes": ledger.disk_bytes,
             "undo_bytes": state.undo_bytes,
-            "undo_disk_bytes": state.undo_disk_bytes,
+            "undo_disk_bytes": state.memory_limit.undo_disk_bytes,
             "batch": self.progress.batch,
             "query": self.progress.query,
             "watermark_ms": self.batch.watermark.eviction,

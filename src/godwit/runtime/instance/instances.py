@@ -27,8 +27,8 @@ from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog
 from godwit.state.changes import changes_schema
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.transport import wire
 
 

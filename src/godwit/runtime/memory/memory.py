@@ -18,9 +18,9 @@ from godwit.runtime.memory.sketch import HotKeys
 from godwit.runtime.memory.work import Counters, Follower
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.processor.spec import OperatorSpec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.ledger import Ledger, memory_bytes_max
-from godwit.state.tables import KeyedState
 
 
 class Memory:
@@ -29,8 +29,8 @@ class Memory:
         self.spec = spec
         self.key_codec = key_codec
         self.state = state
-        self.ledger = Ledger(spec.output_schema, memory_bytes_max(state.memory_max_bytes))
-        state.beside_bytes = lambda: self.ledger.memory_bytes
+        self.ledger = Ledger(spec.output_schema, memory_bytes_max(state.memory_limit.max_bytes))
+        state.memory_limit.beside_bytes = lambda: self.ledger.memory_bytes
         self.batch = BatchInProgress.first(spec)
         self.counters = Counters()
         self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame

@@ -19,8 +19,8 @@ from godwit.runtime.processor.merging import Merge, checked_merge
 from godwit.runtime.processor.rows import Index, Outputs, Rows, Times, no_outputs
 from godwit.runtime.processor.state_columns import Fields, Packer, flat_schema
 from godwit.runtime.processor.states_of_keys import States
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key, KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 STATE: Final = "state"  # the variable that holds the fields of `Processor.state`

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.errors import ProcessorFailed
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from godwit.errors import ProcessorFailed, StateTypeError
 from godwit.runtime.processor.rows import Array, Index
 from godwit.runtime.processor.state_columns import Columns, Packer
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 

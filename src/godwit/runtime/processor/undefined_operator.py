@@ -12,8 +12,8 @@ import cloudpickle
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 

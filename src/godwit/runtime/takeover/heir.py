@@ -32,9 +32,9 @@ from godwit.runtime.memory.ownership_columns import selects
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
 from godwit.state.recovery import Recovered, left_behind
-from godwit.state.tables import KeyedState
 from godwit.transport import typed
 
 STEP = 0  # a takeover is one step

@@ -20,8 +20,8 @@ from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
 from godwit.spark.pyspark_api.schemas import variable_schema
 from godwit.spark.pyspark_api.user_inputs import row_maker
 from godwit.state.codec import compile_codec
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Kind, Variable
 
 Schema: TypeAlias = sql.StructType | str

@@ -33,8 +33,8 @@ from godwit.spark.pyspark_api.handle import TIME_MODES, VALUE_BYTES_MAX, Handle,
 from godwit.spark.pyspark_api.user_inputs import Frames, in_zone, python_rows
 from godwit.spark.pyspark_api.user_outputs import FrameSink, RowSink
 from godwit.state import tables
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key, KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 Sink: TypeAlias = RowSink | FrameSink

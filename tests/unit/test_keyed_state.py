@@ -5,8 +5,8 @@ import pytest
 
 from godwit.errors import InvariantBroken
 from godwit.state.changes import CLEAR, PUT, REMOVE, TIMERS, position_sub, timer_sub
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 CODEC = KeyCodec(pa.schema([("k", pa.string())]))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from godwit.state.changes import latest
+from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.tables import KeyedState
 from godwit.state.variables import Variable
 
 KEY_SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64())])

@@ -1,38 +1,34 @@
 """The keyed state of one instance: every variable and the timers of every key.
 
-Decides when state changes: a chunk works on a stage, `prepare` says what it changes, `merge` merges all of it,
-`rollback` drops all of it, and until `settle` the state of the last committed batch can still be exported.
-It must not know batches, lanes or files; of time it knows only the `now_ms` it is told, which says what has
-outlived its time to live.
+Decides when state changes: a chunk works on a stage, `prepare` collects what the stage changes, `merge` merges all of it,
+`rollback` drops all of it, and until `settle` the state of the last committed batch can still be exported. It must not know
+batches, lanes or files. Of time it knows only `now_ms`, which decides what has outlived its time to live.
 
 Variables are named by their position. One thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, assert_never, cast
+from typing import Any, NamedTuple, assert_never, cast
 
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import DefinitionError, InvariantBroken
-from godwit.state.changes import CLEAR, COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, PUT, TIMERS, Changes
+from godwit.errors import InvariantBroken
+from godwit.state.change_batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, put_batches, replacing_batches
+from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, PUT, TIMERS, Changes
 from godwit.state.deadlines import Now
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
+from godwit.state.memory_limit import MemoryLimit, undo_bytes
 from godwit.state.shelf import Shelf
-from godwit.state.spill import Spill
 from godwit.state.table import MergedKeys, MergeStage, Row, Table
 from godwit.state.timers import TimerTable
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
-
-UNDO_SHARE: Final = 8  # one so-many-th of the memory limit is for before-images
-_EXPORT_ROWS_MAX: Final = 50_000
-_EXPORT_BYTES_MAX: Final = 64 << 20
 
 
 class StagedChanges(NamedTuple):
@@ -52,18 +48,11 @@ class KeyedState:
         spill_dir: Path | None = None,
         memory_max_bytes: int | None = None,
     ) -> None:
-        if memory_max_bytes is not None and spill_dir is None:
-            raise DefinitionError("a memory limit needs a directory to spill to", todo="Name a spill directory")
         self.key_codec = key_codec
         self.key_count = 0
-        self._gone: dict[Key, int | None] = {}  # of which nothing is left since the last settled moment
+        self._gone: dict[Key, int | None] = {}  # keys that have lost all state since the last settled moment
         self._now = Now()
-        self._spill_dir = spill_dir
-        self.memory_max_bytes = memory_max_bytes
-        self.beside_bytes: Callable[[], int] = lambda: 0  # what else takes of that memory
-        self._spill: Spill | None = None
-        self._undo_spill: Spill | None = None
-        self.undo_disk_bytes = 0  # what is there, as it was counted in memory
+        self.memory_limit = MemoryLimit(spill_dir, memory_max_bytes)
         self._values: dict[int, ValueTable] = {}
         self._lists: dict[int, ListTable] = {}
         self._maps: dict[int, MapTable] = {}
@@ -77,7 +66,7 @@ class KeyedState:
         self.extend(variables)
 
     def extend(self, variables: Sequence[Variable]) -> None:
-        """Take up further variables, numbered after those there are: a definition may gain some over time."""
+        """Take up further variables, numbered after the present ones: a definition may gain some over time."""
         for var, variable in enumerate(variables, len(self.variables)):
             table = self._new_table(var, variable)
             self._tables[var] = table
@@ -160,7 +149,7 @@ class KeyedState:
         return self._timers.get(key)
 
     def letter_add(self, key: Key, payload: bytes) -> None:
-        """Set something aside for this key: a dead letter."""
+        """Add a dead letter to the state of this key."""
         self._letters.append(key, [payload])
 
     def letter_clear(self, keys: Sequence[Key]) -> None:
@@ -188,8 +177,8 @@ class KeyedState:
             table.expire(now_ms)
 
     def prepare(self) -> StagedChanges:
-        """Say what the stage changes, and do all that may fail; nothing is merged, so the stage can still be rolled back."""
-        self._free_memory()
+        """Collect what the stage changes, and do all that may fail. Nothing is merged: the stage can still be rolled back."""
+        self.memory_limit.free(self._tables, self._shelves)
         changes = Changes()
         merges = [(table, table.prepare(changes)) for table in self._tables.values() if table.staged]
         return StagedChanges(changes, merges)
@@ -206,7 +195,7 @@ class KeyedState:
         return prepared.changes
 
     def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
-        """What makes the stage of these keys again what it is now; not after a rollback or a merge."""
+        """Returns what restores the stage of these keys as it is now; not after a rollback or a merge."""
         restores = [table.savepoint(keys) for table in self._tables.values()]
 
         def restore() -> None:
@@ -221,16 +210,14 @@ class KeyedState:
             table.rollback()
 
     def settle(self) -> None:
-        """The batch is committed: what is merged now is what a committed export shows."""
+        """The batch is committed: a committed export shows what is merged now."""
         for table in self._tables.values():
             table.settle()
-        if self._undo_spill is not None:
-            self._undo_spill.close()
-            self._undo_spill, self.undo_disk_bytes = None, 0
+        self.memory_limit.drop_undo()
         self._gone = {}
 
     def replay(self, batch: pa.RecordBatch) -> None:
-        """Apply change rows; like a commit, and undone in a committed export like one."""
+        """Stage and commit change rows. A committed export does not show them before `settle`."""
         self.stage(batch)
         self.commit()
 
@@ -254,50 +241,35 @@ class KeyedState:
         return self.commit()
 
     def stage_drop(self, keys: Sequence[Key]) -> None:
-        """Stage that nothing is left of these keys."""
+        """Stage the removal of all state of these keys."""
         self._check_nothing_staged("drop")
         for table in self._tables.values():
             table.clear_many(keys)
 
-    def export(self, committed: bool, rows_max: int = _EXPORT_ROWS_MAX) -> Iterator[pa.RecordBatch]:
+    def export(self, committed: bool, rows_max: int = BLOCK_ROWS_MAX) -> Iterator[pa.RecordBatch]:
         """All state as PUT rows, merged or as it was when last settled. No change may happen meanwhile."""
         for table in self._tables.values():
-            for block in _blocks(table.rows(committed), rows_max):
-                yield self._put_batch(table.var, block)
+            yield from put_batches(table.var, table.rows(committed), self.key_codec, rows_max)
 
     # -- moving keys -------------------------------------------------------------------------------------------------
 
     def export_keys(self, keys: Sequence[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-        """What these keys hold now, as rows that take the place of whatever is there; made as they are asked for."""
+        """The current state of these keys, as changes that replace what the reader has; made while they are read."""
         parts = [(table, keys, table.rows_of(keys)) for table in self._tables.values()]
-        return self._of(parts, rows_max, bytes_max)
+        return replacing_batches(parts, self.key_codec, rows_max, bytes_max)
 
     def export_committed(self, keys: Collection[Key], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-        """What those of the keys that have changed since the last settled moment held then; `amend` takes it up.
+        """The state at the last settled moment of those of the keys that have changed since; `amend` takes it up.
 
         Variables that have not changed are left out: a large one beside a small one that changes all the time costs nothing.
         """
         among = keys if isinstance(keys, (set, dict)) else set(keys)
-        found = [(table, _both(among, table.touched())) for table in self._tables.values()]
-        parts = [(table, changed, table.rows_of(changed, committed=True)) for table, changed in found if changed]
-        return self._of(parts, rows_max, bytes_max)
-
-    def _of(
-        self, parts: Sequence[tuple[Table, Sequence[Key], Iterator[Row]]], rows_max: int, bytes_max: int
-    ) -> Iterator[pa.RecordBatch]:
-        clears = Changes()
-        for table, keys, _ in parts:
-            if keys:
-                clears.add(table.var, CLEAR, keys)
-        if not len(clears):
-            return
-        yield clears.to_batch(self.key_codec)
-        for table, _, rows in parts:
-            for block in _blocks(rows, rows_max, bytes_max):
-                yield self._put_batch(table.var, block)
+        changed = [(table, _both(among, table.touched())) for table in self._tables.values()]
+        parts = [(table, of_table, table.rows_of(of_table, committed=True)) for table, of_table in changed if of_table]
+        return replacing_batches(parts, self.key_codec, rows_max, bytes_max)
 
     def gone(self) -> dict[Key, int]:
-        """Keys of which nothing is left since the last settled moment, with their routing hashes; some may have come back."""
+        """Keys that have lost all state since the last settled moment, with their routing hashes; some may have come back."""
         for key in [key for key, route_hash in self._gone.items() if route_hash is None]:
             self._gone[key] = self.key_codec.route_hash(key)
         return cast("dict[Key, int]", self._gone)
@@ -307,13 +279,13 @@ class KeyedState:
         return {key for table in self._tables.values() for key in table.touched()}
 
     def stage_revert(self, keys: Collection[Key]) -> list[pa.RecordBatch]:
-        """Stage that these keys are as they were at the last settled moment. Gives the change rows that say so, in order."""
-        batches = list(self.export_committed(keys, _EXPORT_ROWS_MAX, _EXPORT_BYTES_MAX))
+        """Stage that these keys are as they were at the last settled moment. Returns the changes that do it, in order."""
+        batches = list(self.export_committed(keys, BLOCK_ROWS_MAX, BLOCK_BYTES_MAX))
         self.stage(*batches)
         return batches
 
     def amend(self, batch: pa.RecordBatch) -> None:
-        """Take up one of the batches that `export_committed` gave, in their order."""
+        """Take up one of the batches of `export_committed`, in their order."""
         columns: list[list[Any]] = [column.to_pylist() for column in batch.columns[COLUMN_VAR:]]
         keys = self.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
         cleared: dict[int, list[Key]] = {}
@@ -328,7 +300,7 @@ class KeyedState:
                 table.amend(cleared.get(table.var, ()), rows.get(table.var, ()))
 
     def settle_keys(self, keys: Sequence[Key]) -> None:
-        """What these keys hold now is committed."""
+        """The current state of these keys is committed."""
         for table in self._tables.values():
             table.settle_keys(keys)
         for key in keys if self._gone else ():
@@ -345,59 +317,27 @@ class KeyedState:
             seen.append(table)
 
     def key_lists(self) -> list[list[Key]]:
-        """Keys by table, some in several, taken as fast as can be."""
+        """Keys by table, fast; a key may be in several tables."""
         return [list(table.each_key()) for table in self._tables.values()]
 
     @property
     def bytes_estimate(self) -> int:
-        """What all state would take in memory, whether it lies there or on disk."""
+        """Bytes that all state would take in memory, whether it lies there or on disk."""
         return sum(shelf.bytes_estimate for shelf in self._shelves) + self._timers.bytes_estimate
 
     @property
     def undo_bytes(self) -> int:
-        """What the state of the last committed batch takes in memory, where it has changed since."""
-        return sum(table.undo_bytes for table in self._tables.values())
+        """Bytes in memory of the state of the last committed batch, where it has changed since."""
+        return undo_bytes(self._tables)
 
     def close(self) -> None:
-        for spill in (self._spill, self._undo_spill):
-            if spill is not None:
-                spill.close()
-        self._spill = self._undo_spill = None
-
-    def _free_memory(self) -> None:
-        limit, directory = self.memory_max_bytes, self._spill_dir
-        if limit is None or directory is None:
-            return
-        if UNDO_SHARE * self.undo_bytes > limit:
-            self._free_undo(directory)
-        # What is hot may take half of the limit, less the rest, because what was hot before takes up to the other half.
-        room = limit // 2 - self.undo_bytes - self.beside_bytes()
-        if sum(shelf.hot_bytes_estimate for shelf in self._shelves) > room:
-            self._free_undo(directory)  # which has payloads in common with what goes now, and would keep them in memory
-            self._spill = self._spill or Spill(directory)
-            for shelf in self._shelves:
-                shelf.age(self._spill)
-
-    def _free_undo(self, directory: Path) -> None:
-        self._undo_spill = self._undo_spill or Spill(directory)
-        before_bytes = self.undo_bytes
-        for table in self._tables.values():
-            table.spill_undo(self._undo_spill)
-        self.undo_disk_bytes += before_bytes - self.undo_bytes
+        self.memory_limit.close()
 
     def _stage_rows(self, var: int, rows: pa.RecordBatch) -> None:
         columns = rows.columns
         keys = self.key_codec.from_arrow(columns[:COLUMN_VAR])
         ops = columns[COLUMN_OP].to_numpy()
         self._tables[var].stage_rows(ops, keys, columns[COLUMN_SUB], columns[COLUMN_VALUE])
-
-    def _put_batch(self, var: int, block: Sequence[Row]) -> pa.RecordBatch:
-        subs: list[Any] = [row[1] for row in block]
-        values: list[Any] = [row[2] for row in block]
-        no_subs, no_values = subs[0] is None, values[0] is None  # one variable has them in all rows or in none
-        changes = Changes()
-        changes.add(var, PUT, [row[0] for row in block], None if no_subs else subs, None if no_values else values)
-        return changes.to_batch(self.key_codec)
 
     def _count_keys(self, table: Table, moves: MergedKeys) -> None:
         if not moves.added and not moves.removed:
@@ -421,16 +361,3 @@ def _absent(keys: Sequence[Key], tables: Sequence[Table]) -> Sequence[Key]:
     if not tables:
         return keys
     return [key for key in keys if not any(table.contains(key) for table in tables)]
-
-
-def _blocks(rows: Iterable[Row], rows_max: int, bytes_max: int = _EXPORT_BYTES_MAX) -> Iterator[list[Row]]:
-    block: list[Row] = []
-    size_bytes = 0
-    for row in rows:
-        block.append(row)
-        size_bytes += len(row[2] or b"")
-        if len(block) == rows_max or size_bytes >= bytes_max:
-            yield block
-            block, size_bytes = [], 0
-    if block:
-        yield block
