@@ -32,7 +32,7 @@ from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
 from godwit.spark.pyspark_api.handle import TIME_MODES, VALUE_BYTES_MAX, Handle, Scope
 from godwit.spark.pyspark_api.user_inputs import Frames, in_zone, python_rows
 from godwit.spark.pyspark_api.user_outputs import FrameSink, RowSink
-from godwit.state import tables
+from godwit.state import keyed_state
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.variables import Variable
@@ -40,7 +40,7 @@ from godwit.state.variables import Variable
 Sink: TypeAlias = RowSink | FrameSink
 Inputs: TypeAlias = Callable[[int], Iterator[Any]]
 
-_OWN_FOLDERS: Final = (str(Path(__file__).parent), str(Path(tables.__file__).parent))
+_OWN_FOLDERS: Final = (str(Path(__file__).parent), str(Path(keyed_state.__file__).parent))
 _MEND: Final = "The state is unchanged. Correct the processor, or the rows on which it fails, and start the query again"
 _MEND_FIRST: Final = "Correct the processor: init and close also run on the driver, when the operator is defined"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
