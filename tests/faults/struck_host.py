@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from godwit.migration.events import AbortAsked
-from godwit.runtime.handover.connection import Peer
-from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.connection import TargetConnection
+from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.host import Host
 from godwit.runtime.liveness.leases import host_directory, read_lease
@@ -64,7 +64,7 @@ class Striker:
         self.reach(side, party, f"{what}:{effect}", "after")
 
     def reach(self, side: str, party: Any, what: str, when: str) -> None:
-        migration = party.order.id if side == "origin" else party.id
+        migration = party.handover.request.id if side == "origin" else party.id
         plan = self._plan()
         if plan.get("migration") != migration:
             return
@@ -103,7 +103,7 @@ class Striker:
     # -- what is done to it ------------------------------------------------------------------------------------------
 
     def _peer_pid(self, side: str, party: Any) -> int:
-        peer = party.order.target if side == "origin" else party.origin
+        peer = party.handover.request.target if side == "origin" else party.origin
         lease = read_lease(host_directory(self._checkpoint, peer))
         assert lease is not None
         return lease.pid
@@ -111,32 +111,32 @@ class Striker:
     def _cut(self, side: str, party: Any, when: str) -> None:
         """At the target, what is answered at this step is lost if the cut comes before it."""
         if side == "origin":
-            if party._peer._reader is not None:
-                party._peer._reader.cancel()
+            if party.connection._reader is not None:
+                party.connection._reader.cancel()
             return
         self.cut.add(id(party))
         if when == "before":
             party._writer = None
 
     def _abort(self, side: str, party: Any, when: str) -> None:
-        party.post(AbortAsked("struck"))
+        party.handover.post(AbortAsked("struck"))
 
 
 def arm(striker: Striker) -> None:
-    around(striker, Mover, "_do", "origin", lambda effect: f"do:{type(effect).__name__}")
-    around(striker, Mover, "_forget", "origin", lambda *_: "forget")
+    around(striker, OriginEffects, "do", "origin", lambda effect: f"do:{type(effect).__name__}")
+    around(striker, OriginEffects, "forget", "origin", lambda *_: "forget")
     around(striker, Receiver, "_do", "target", lambda effect: f"do:{type(effect).__name__}")
     around(striker, Receiver, "_take", "target", lambda message, _: f"take:{message.kind}")
-    plain_send, plain_hear = Peer.send, Receiver._hear
-    movers: dict[int, Mover] = {}
-    plain_init = Mover.__init__
+    plain_send, plain_hear = TargetConnection.send, Receiver._hear
+    effects: dict[int, OriginEffects] = {}
+    plain_init = OriginEffects.__init__
 
-    def init(self: Mover, *given: Any, **named: Any) -> None:
+    def init(self: OriginEffects, *given: Any, **named: Any) -> None:
         plain_init(self, *given, **named)
-        movers[id(self._peer)] = self
+        effects[id(self.connection)] = self
 
-    def send(self: Peer, queued: Any) -> int:
-        with striker.around("origin", movers[id(self)], f"send:{queued.message.kind}"):
+    def send(self: TargetConnection, queued: Any) -> int:
+        with striker.around("origin", effects[id(self)], f"send:{queued.message.kind}"):
             return plain_send(self, queued)
 
     def hear(self: Receiver, *given: Any) -> bool:
@@ -146,8 +146,8 @@ def arm(striker: Striker) -> None:
             return False
         return goes_on
 
-    Mover.__init__ = init  # type: ignore[method-assign]
-    Peer.send = send  # type: ignore[method-assign]
+    OriginEffects.__init__ = init  # type: ignore[method-assign]
+    TargetConnection.send = send  # type: ignore[method-assign]
     Receiver._hear = hear  # type: ignore[method-assign]
     for name in ("append", "sync"):
         writing(striker, name)

@@ -20,9 +20,9 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.receiver import Receiver
-from godwit.runtime.handover.shipment import Luggage
+from godwit.runtime.handover.shipment import Shipment
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import Instances
@@ -134,7 +134,7 @@ class Host:
         self.instance.durable.journal = self.log
         self.instance.write([self.instance.define_part(), self.instance.own_part()])
         self.exchange = Exchange(self.name, str(self.root), self.log, lambda: 1_000, lambda: False, welcome)
-        self.port = Port(self.name, str(self.root), "token", "", self.log, lambda: 1_000, lambda: False)
+        self.port = HostServices(self.name, str(self.root), "token", "", self.log, lambda: 1_000, lambda: False)
 
     def restart(self, compact: bool = False) -> None:
         self.log.flush(self.shared.lsn)
@@ -212,18 +212,18 @@ class Flock:
         name = f"m{self._moves}"
         receiver, answers = Receiver(target.port, target.shared, name, origin.name), Answers()
         receiver.greet(answers)
-        luggage = Luggage(origin.shared, units, lambda *_: None)
-        luggage.index()
+        shipment = Shipment(origin.shared, units, lambda *_: None)
+        shipment.index()
         origin.own.cut(units, target.name)
         select = selects(units, origin.own)
-        keys = luggage.found(units, select)
+        keys = shipment.keys_of(units, select)
         entries = origin.instance.ledger.of(select)
-        out = [luggage.announced(name, 0, units), *luggage.all_state(0, keys)]
-        out += [*luggage.of_batch(0, luggage.with_gone(keys, select), entries), luggage.rest(name, 0, units)]
+        out = [shipment.announcement(name, 0, units), *shipment.all_state(0, keys)]
+        out += [*shipment.of_batch(0, shipment.with_removed(keys, select), entries), shipment.end(name, 0, units)]
         for item in out:
             for body in [None] if item.bodies is None else item.bodies:
                 receiver.tell(item.message, body)
-        origin.instance.followers.remove(luggage.noting)
+        origin.instance.followers.remove(shipment.watcher)
         if not isinstance(answers.last(), messages.StepPrepared):
             origin.own.resume(units)
             receiver.tell(messages.StepAborted(0), None)

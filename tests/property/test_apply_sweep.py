@@ -27,8 +27,8 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
-from godwit.runtime.handover.forwarding import Following
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.forwarding import Forwarder
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.memory.work import Work
 from godwit.runtime.processor.rows import Times
 from tests.property.bench_host import NAME, BenchHost, chunk_of, everything_of, operator_of, request, welcome
@@ -276,7 +276,7 @@ def test_followers_hear_of_all_that_is_applied_or_the_host_ends(tmp_path: Path) 
 
     def with_follower(host: BenchHost) -> None:
         everything: Callable[[Any], Any] = lambda hashes: np.ones(len(hashes), np.bool_)  # noqa: E731
-        following = Following(host.shared, line, 0, everything, "changes", check=False)
+        following = Forwarder(host.shared, line, 0, everything, "changes", check=False)
         assert not following.next_slice()
         host.instance.followers.append(following)
 
@@ -287,7 +287,7 @@ def test_followers_hear_of_all_that_is_applied_or_the_host_ends(tmp_path: Path) 
 
 
 def _copies(host: BenchHost) -> Copies:
-    port = Port("host-0", str(host.directory), "token", "", host.log, lambda: 1_700, lambda: False)
+    port = HostServices("host-0", str(host.directory), "token", "", host.log, lambda: 1_700, lambda: False)
     return Copies(port, host.shared, "m1", "host-1")
 
 
@@ -312,7 +312,7 @@ def _ledger(info: dict[str, Any], body: Any) -> Job:
 
 
 @pytest.fixture(scope="module")
-def luggage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def shipment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What another host would send of two keys: their state, what they held before the batch, and what was applied."""
     host = BenchHost(tmp_path_factory.mktemp("origin"), OPERATOR)
     for job in [opened(0, 1_000), finished(0, 0), opened(1, 1_500), applied(1, [("z1", 3), ("z2", 5)], 100)]:
@@ -334,20 +334,20 @@ def luggage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.long
 @SIZES
 def test_copies_are_taken_whole_or_not_at_all(
-    tmp_path: Path, memory_max_bytes: int | None, luggage: dict[str, Any]
+    tmp_path: Path, memory_max_bytes: int | None, shipment: dict[str, Any]
 ) -> None:
-    swept(tmp_path / "state", _state(luggage["state"][1]), memory_max_bytes)
-    swept(tmp_path / "changes", _changes(1, luggage["state"][1]), memory_max_bytes)
+    swept(tmp_path / "state", _state(shipment["state"][1]), memory_max_bytes)
+    swept(tmp_path / "changes", _changes(1, shipment["state"][1]), memory_max_bytes)
 
 
 @pytest.mark.long
-def test_what_came_before_the_batch_is_taken_whole_or_not_at_all(tmp_path: Path, luggage: dict[str, Any]) -> None:
-    state = [_state(body) for body in luggage["state"]]
-    swept(tmp_path / "committed", _committed(luggage["committed"][0]), prelude=[*PRELUDE, *state])
-    info, body = luggage["entry"]
+def test_what_came_before_the_batch_is_taken_whole_or_not_at_all(tmp_path: Path, shipment: dict[str, Any]) -> None:
+    state = [_state(body) for body in shipment["state"]]
+    swept(tmp_path / "committed", _committed(shipment["committed"][0]), prelude=[*PRELUDE, *state])
+    info, body = shipment["entry"]
     swept(tmp_path / "ledger", _ledger(info, body))
 
 
 @pytest.mark.long
-def test_next_batch_of_an_origin_is_begun_whole_or_not_at_all(tmp_path: Path, luggage: dict[str, Any]) -> None:
-    swept(tmp_path, _changes(2, luggage["state"][1]), prelude=[*PRELUDE, finished(1, 36)])
+def test_next_batch_of_an_origin_is_begun_whole_or_not_at_all(tmp_path: Path, shipment: dict[str, Any]) -> None:
+    swept(tmp_path, _changes(2, shipment["state"][1]), prelude=[*PRELUDE, finished(1, 36)])

@@ -25,7 +25,7 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime import messages
 from godwit.runtime.controller import operator_json
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.instance.instances import Instances
@@ -106,7 +106,7 @@ class Place:
             self.instances.own(shared)
         self.instances.define(operator_json(flock.operator))
         self.exchange = Exchange(name, checkpoint, self.log, flock.clock_ms, lambda: self.stopped, lambda *_, **__: {})
-        port = Port(name, checkpoint, "token", "", self.log, flock.clock_ms, lambda: self.stopped)
+        port = HostServices(name, checkpoint, "token", "", self.log, flock.clock_ms, lambda: self.stopped)
         self.moves = Moves(port, self.instances.named)
         for shared in self.instances:
             self.moves.recover(shared)

@@ -19,10 +19,10 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued
 from godwit.runtime.handover.copies import Copies, scan
-from godwit.runtime.handover.forwarding import Following
-from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.forwarding import Forwarder
+from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
-from godwit.runtime.handover.shipment import Luggage
+from godwit.runtime.handover.shipment import Shipment
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.memory.memory import Memory
@@ -112,24 +112,24 @@ def new_route_at_once() -> Iterable[Change]:
 # -- the origin lets go ----------------------------------------------------------------------------------------------
 
 
-def _forget_all(mover: Mover, units: Units) -> None:
+def _forget_all(effects: OriginEffects, units: Units) -> None:
     """As the origin does when the target has confirmed."""
-    ownership = mover._shared.instance.ownership
+    ownership = effects._shared.instance.ownership
     assert ownership is not None, "only instances with an ownership take part in migrations"
-    with mover._shared.lock:
-        mover._shared.instance.keys.drop(scan(mover._shared, selects(units, ownership)), settled=True)
+    with effects._shared.lock:
+        effects._shared.instance.keys.drop(scan(effects._shared, selects(units, ownership)), settled=True)
 
 
 @hole("a unit in flight is lost with a crash: the origin forgets it when it has shipped it", "I2 I4 I5", first=0)
 def forget_when_shipped() -> Iterable[Change]:
-    send = Mover._send
+    send = OriginEffects.send
 
-    def and_forget(mover: Mover, out: Queued) -> None:
-        send(mover, out)
+    def and_forget(effects: OriginEffects, out: Queued) -> None:
+        send(effects, out)
         if isinstance(out.message, messages.StepEnd):
-            _forget_all(mover, out.message.units)
+            _forget_all(effects, out.message.units)
 
-    return [(Mover, "_send", and_forget)]
+    return [(OriginEffects, "send", and_forget)]
 
 
 @hole("the old owner goes on applying rows after the cut", "I1 I2 I3 I4 I6", first=6)
@@ -156,37 +156,26 @@ def epochs_stay() -> Iterable[Change]:
 # -- copy and replay -------------------------------------------------------------------------------------------------
 
 
-class _Overtaking:
-    def __init__(self, mover: Mover) -> None:
-        self._line, self._send = mover._line, mover._send
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._line, name)
-
-    def put(self, item: Any) -> None:
-        self._send(item) if isinstance(item, Queued) else self._line.put(item)
-
-
 @hole("rows are no longer forwarded once all is copied, before the end cut", "I2 I3 I4 I5", protocol="live", first=3)
 def forwarding_ends_early() -> Iterable[Change]:
-    applied = Following.applied
+    applied = Forwarder.applied
 
-    def while_copying(following: Following, *told: Any) -> None:
-        if following._frontier is not None:
-            applied(following, *told)
+    def while_copying(forwarder: Forwarder, *told: Any) -> None:
+        if forwarder._frontier is not None:
+            applied(forwarder, *told)
 
-    return [(Following, "applied", while_copying)]
+    return [(Forwarder, "applied", while_copying)]
 
 
 @hole("duplicates are told apart by what does not travel with the key", "I2 I3 I4", first=18)
 def ledger_stays() -> Iterable[Change]:
-    of_batch = Luggage.of_batch
+    of_batch = Shipment.of_batch
 
-    def without_entries(luggage: Luggage, step: int, keys: Any, entries: Any) -> Iterator[Queued]:
+    def without_entries(shipment: Shipment, step: int, keys: Any, entries: Any) -> Iterator[Queued]:
         del entries
-        return of_batch(luggage, step, keys, ())
+        return of_batch(shipment, step, keys, ())
 
-    return [(Luggage, "of_batch", without_entries)]
+    return [(Shipment, "of_batch", without_entries)]
 
 
 @hole(
@@ -227,16 +216,16 @@ def lost_connection_serves() -> Iterable[Change]:
     first=0,
 )
 def lost_connection_drops() -> Iterable[Change]:
-    release = Mover._release
+    release = OriginEffects.release
 
     def drop(receiver: Receiver, step: int) -> None:
         receiver._handle(AbortHeard(step))
 
-    def and_forget(mover: Mover, step: int, units: Units) -> None:
-        release(mover, step, units)
-        _forget_all(mover, units)
+    def and_forget(effects: OriginEffects, step: int, units: Units) -> None:
+        release(effects, step, units)
+        _forget_all(effects, units)
 
-    return [(Receiver, "ask", drop), (Mover, "_release", and_forget)]
+    return [(Receiver, "ask", drop), (OriginEffects, "release", and_forget)]
 
 
 @hole("a target takes a step that it has served for a new one", "I1 I2 I5 I6", first=6)

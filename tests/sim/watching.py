@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from godwit.model.progress import BatchRef
-from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.exchange import Exchange
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -29,11 +29,11 @@ class Open:
 @contextmanager
 def watched(tell: Effected) -> Iterator[None]:
     """Before an effect is carried out."""
-    mover_do, receiver_do, opened = Mover._do, Receiver._do, Exchange._opened
+    origin_do, receiver_do, opened = OriginEffects.do, Receiver._do, Exchange._opened
 
-    def at_origin(mover: Mover, effect: Any) -> None:
-        tell(mover._port.host, mover.order.id, effect)
-        mover_do(mover, effect)
+    def at_origin(effects: OriginEffects, effect: Any) -> None:
+        tell(effects.handover.services.host, effects.handover.request.id, effect)
+        origin_do(effects, effect)
 
     def at_target(receiver: Receiver, effect: Any) -> None:
         tell(receiver._port.host, receiver.id, effect)
@@ -43,10 +43,10 @@ def watched(tell: Effected) -> Iterator[None]:
         tell(exchange._host, "", Open(shared.instance.spec.name, request.batch, lane))
         return opened(exchange, shared, request, lane, *how)
 
-    Mover._do, Receiver._do = at_origin, at_target  # type: ignore[method-assign]
+    OriginEffects.do, Receiver._do = at_origin, at_target  # type: ignore[method-assign]
     Exchange._opened = at_batch  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Mover._do, Receiver._do = mover_do, receiver_do  # type: ignore[method-assign]
+        OriginEffects.do, Receiver._do = origin_do, receiver_do  # type: ignore[method-assign]
         Exchange._opened = opened  # type: ignore[method-assign]

@@ -30,8 +30,8 @@ from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.controller import operator_json
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.mover import Mover
-from godwit.runtime.handover.order import Port
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.instance.instances import Instances
@@ -202,7 +202,9 @@ class Side:
             self.instances.recover(part.info, memoryview(part.body))
         for shared in self.instances:
             self.instances.own(shared)
-        self.port = Port(self.name, str(self._pair.checkpoint), "token", "", self.log, lambda: 0, self.stopping.is_set)
+        self.port = HostServices(
+            self.name, str(self._pair.checkpoint), "token", "", self.log, lambda: 0, self.stopping.is_set
+        )
         self.moves = Moves(self.port, self.instances.named)
         self.instances.define(operator_json(self._operator))
         self.address = f"{self.name}/{self.log.generation}"
@@ -290,7 +292,7 @@ class Side:
         instance = self.shared.instance
         assert instance.ownership is not None
         left = {
-            "claims": self.shared.staging,
+            "claims": self.shared.copy_claims,
             "staged": instance.memory.staged,
             "incoming": instance.ownership.incoming,
             "held": instance.batch.pending_outputs,
@@ -381,14 +383,17 @@ class Pair:
 
     def wait_ended(self, side: Side | None = None) -> messages.MigrationReport:
         mover = (side or self.a).mover
-        with mover.news:
-            assert mover.news.wait_for(lambda: mover.ended, PATIENCE_S), mover.report()
+        with mover.handover.news:
+            assert mover.handover.news.wait_for(lambda: mover.ended, PATIENCE_S), mover.report()
         return mover.report()
 
     def wait_sent(self, side: Side | None = None) -> None:
         """Until an origin has nothing more to send, and its target has dealt with what has come."""
         mover = (side or self.a).mover
-        self.wait(lambda: mover.ended or (not mover._work and mover._line.empty()), lambda: str(mover.report()))
+        self.wait(
+            lambda: mover.ended or (not mover.handover.slices and mover.handover.queue.empty()),
+            lambda: str(mover.report()),
+        )
         self.connections[-1].there.wait_idle()
 
     def wait(self, holds: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:

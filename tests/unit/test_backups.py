@@ -19,7 +19,7 @@ from godwit.runtime.backup.keeper import BackupKeeper
 from godwit.runtime.backup.records import Records, mirror_directory
 from godwit.runtime.backup.restore import restore_if_lost
 from godwit.runtime.backup.sender import BackupSender
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
 from godwit.state.changelog import Changelog
 from godwit.state.mirroring import Feed, Mirror, copy_mirror, has_log
@@ -368,7 +368,7 @@ def test_all_that_was_answered_before_it_stood_is_there_when_it_stands(
             stood.set()
         return next_record(self, after, state, *rest)
 
-    port = Port("a", checkpoint, "token", "", log, lambda: 0, lambda: False)
+    port = HostServices("a", checkpoint, "token", "", log, lambda: 0, lambda: False)
     backup = BackupSender(port, record, lambda *_, **__: {"peer": "b"}, lambda _: None)
     Direct.log, Direct.mirror_at, Direct.answered = log, mirror_directory(checkpoint, "b", "a"), 0
     Direct.waits = staticmethod(lambda: backup.acks.waits)

@@ -12,7 +12,7 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -34,7 +34,7 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     instance.open(BatchRef("q", "r", 0), "0", 0, welcome, carries=False)
     instance.durable.journal = log
     instance.write([instance.define_part(), instance.own_part(), instance.mark_part()])
-    port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    port = HostServices("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     receiver = Receiver(port, shared, "m1", "host-0")
     schema = with_rows(instance.spec.output_schema)
     outputs = pa.RecordBatch.from_pylist([{schema.names[0]: TIMER_ROW, "key": 1, "total": 7}], schema)
@@ -53,7 +53,7 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
         instances.recover(part.info, memoryview(part.body))
     again = instances.named(instance.name)
     assert again.instance.batch.fired_elsewhere == [UNITS]
-    port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    port = HostServices("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     restarted = Receiver(port, again, "m1", "host-0", {0: UNITS})
     restarted.tell(messages.StepReleased(0, dict.fromkeys(UNITS, 2)), None)
     assert [batch.column("total").to_pylist() for batch in again.instance.ledger.timer_outputs("0")] == [[7]]
@@ -68,7 +68,7 @@ def test_copies_are_as_far_as_their_origin_was(tmp_path: Path) -> None:
     shared.instance.memory.ownership = Ownership.initial("host-1", Routing.spread(["host-0"], 4))
     for batch in range(3):
         shared.instance.open(BatchRef("q", "r", batch), "0", 0, welcome)
-    port = Port("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    port = HostServices("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     receiver = Receiver(port, shared, "m1", "host-0", kept=True)
     assert receiver.following is None
     receiver.tell(messages.AnnounceStep(0, UNITS, ()), None)

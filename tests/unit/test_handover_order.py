@@ -13,7 +13,7 @@ from godwit.migration import PROTOCOLS
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover.connection import Peer, Queued
+from godwit.runtime.handover.connection import Queued, TargetConnection
 from godwit.state.ledger import Entry, with_rows
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
 
@@ -152,16 +152,16 @@ def test_rows_of_keys_that_come_back_are_remembered_though_the_target_forgets_th
 
 def test_the_end_of_a_step_is_not_taken_for_all_of_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something fails at the origin while it ships what was released: the next connection begins anew."""
-    send = Peer.send
+    send = TargetConnection.send
 
-    def fails(peer: Peer, out: Queued) -> int:
-        if out.message.kind == "announce_step" and peer.connection == 1 and copied:
+    def fails(connection: TargetConnection, out: Queued) -> int:
+        if out.message.kind == "announce_step" and connection.number == 1 and copied:
             raise RuntimeError("something nobody has thought of")
         copied.extend([out] if out.message.kind == "copy_marker" else ())
-        return send(peer, out)
+        return send(connection, out)
 
     copied: list[Queued] = []
-    monkeypatch.setattr(Peer, "send", fails)
+    monkeypatch.setattr(TargetConnection, "send", fails)
     pair.migrate("live-unordered")
     assert pair.wait_ended().done == 1
     assert pair.b.totals() == FIRST

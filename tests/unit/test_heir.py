@@ -8,7 +8,7 @@ from typing import Any
 
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.takeover.heir import Heir
@@ -65,7 +65,7 @@ def left_by(checkpoint: Path) -> tuple[int, int]:
 
 def heir_of(checkpoint: Path, told: Told) -> Heir:
     log, _ = Changelog.open(host_directory(str(checkpoint), HEIR))
-    port = Port(HEIR, str(checkpoint), "token", "", log, lambda: 0, lambda: False)
+    port = HostServices(HEIR, str(checkpoint), "token", "", log, lambda: 0, lambda: False)
     shared = SharedInstance(instance_of(Sum()))
     shares = {"sum": Units(frozenset(range(4)))}
     request = messages.PrepareTakeover("w", LOST, shares, {"sum": HEIR}, *left_by(checkpoint))

@@ -64,7 +64,7 @@ def test_key_that_came_back_goes_with_its_group_again_when_nothing_moves(pair: P
     pair.wait_connection(2).there.wait_stopped()
     pair.there = lambda _: False
     pair.moved("pause", apart(pair), back=True)
-    pair.a.moves.abort_migration(messages.AbortMigration(pair.a.mover.order.id))
+    pair.a.moves.abort_migration(messages.AbortMigration(pair.a.mover.request.id))
     pair.wait_ended()
     assert pair.a.owned() == ALL
 
@@ -75,7 +75,7 @@ def test_copies_of_keys_that_were_apart_before_are_dropped_with_the_rest(pair: P
     pair.moved("pause", apart(pair), back=True)
     pair.migrate("standby", group(pair))
     pair.wait_connection(3).there.wait_sent("copy_marker")
-    pair.a.moves.abort_migration(messages.AbortMigration(pair.a.mover.order.id))
+    pair.a.moves.abort_migration(messages.AbortMigration(pair.a.mover.request.id))
     pair.wait_ended()
     pair.wait(lambda: pair.b.left_over() == [], lambda: str(pair.b.left_over()))
     assert pair.a.totals() == FIRST

@@ -232,7 +232,7 @@ def test_an_older_generation_of_the_origin_is_not_heard(tmp_path: Path) -> None:
         older = pair.a.log.generation
         pair.a.restart()
         pair.migrate("standby")
-        pair.wait(lambda: len(pair.b.shared.staging) == 1)
+        pair.wait(lambda: len(pair.b.shared.copy_claims) == 1)
         receiver = next(iter(pair.b.moves._receivers.values()))
         before = receiver._connection
         receiver.serve(None, None, older)  # it reads nothing

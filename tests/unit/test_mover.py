@@ -17,9 +17,9 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
-from godwit.runtime.handover.connection import Broken, Peer, Queued, Reached
+from godwit.runtime.handover.connection import Broken, Queued, Reached, TargetConnection
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.mover import Mover
-from godwit.runtime.handover.order import Port
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Chunk
 from godwit.state.changelog import Changelog
@@ -39,20 +39,20 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
     shared.instance.memory.ownership = ownership
     told, tries = threading.Event(), iter([MalformedRequest("not what was expected"), None])
 
-    def connect(_: Peer) -> bool:
+    def connect(_: TargetConnection) -> bool:
         failure = next(tries)
         if failure is not None:
             raise failure
         return True
 
-    def send(_: Peer, out: Queued) -> int:
+    def send(_: TargetConnection, out: Queued) -> int:
         if out.message.kind == "step_released":
             told.set()
         return 0
 
-    monkeypatch.setattr(Peer, "connect", connect)
-    monkeypatch.setattr(Peer, "send", send)
-    port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    monkeypatch.setattr(TargetConnection, "connect", connect)
+    monkeypatch.setattr(TargetConnection, "send", send)
+    port = HostServices("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     mover = Mover(port, shared, messages.StartMigration("m1", "sum", "host-1", "live", (UNITS,)), released={0: UNITS})
     mover.start()
     assert told.wait(10)
@@ -80,7 +80,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """A target that is always there; gives what it is sent, up to something of this kind."""
     sent: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def send(_: Peer, out: Queued) -> int:
+    def send(_: TargetConnection, out: Queued) -> int:
         bodies = sum(1 for _ in out.bodies or ())
         sent.put(
             f"{out.message.kind} {bodies}"
@@ -95,8 +95,8 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
             heard.append(sent.get(timeout=10))
         return heard
 
-    monkeypatch.setattr(Peer, "connect", lambda _: True)
-    monkeypatch.setattr(Peer, "send", send)
+    monkeypatch.setattr(TargetConnection, "connect", lambda _: True)
+    monkeypatch.setattr(TargetConnection, "send", send)
     return until
 
 
@@ -106,7 +106,7 @@ def test_after_the_cut_nothing_of_the_batch_is_left_to_send(tmp_path: Path, monk
     assert not list(recovered.parts())
     shared, units = in_a_batch()
     until = listening(monkeypatch)
-    port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    port = HostServices("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     mover = Mover(port, shared, messages.StartMigration("m1", "sum", "host-1", "live", (units,)))
     mover.start()
     copied = until("copy_marker")
@@ -129,13 +129,13 @@ def test_a_target_that_has_lost_its_copies_gets_all_of_the_state(
     assert not list(recovered.parts())
     shared, units = in_a_batch()
     until = listening(monkeypatch)
-    port = Port("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    port = HostServices("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     mover = Mover(port, shared, messages.StartMigration("m1", "sum", "host-1", "live-unordered", (units,)))
     mover.start()
     assert any(kind.startswith("step_state") for kind in until("copy_marker"))
     mover.post(Reached(0, 0))
     until("step_released")
-    mover.post(Broken(ConnectionError("gone"), mover._peer.connection))
+    mover.post(Broken(ConnectionError("gone"), mover._connection.number))
     until("step_released")
     mover.post(Missing(0))
     assert any(kind.startswith("step_state") and not kind.endswith(" 0") for kind in until("step_end"))

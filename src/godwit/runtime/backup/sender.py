@@ -21,8 +21,8 @@ from godwit.errors import GodwitError, HostUnavailable, StaleGeneration
 from godwit.runtime.backup.acknowledgements import Acks
 from godwit.runtime.backup.records import Record, Records
 from godwit.runtime.handover import parcels
-from godwit.runtime.handover.connection import GONE_PEER
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.connection import CONNECTION_ERRORS
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.state.mirroring import Feed, LogPiece
 from godwit.transport import line, wire
@@ -52,7 +52,7 @@ class BackupConnection:
         try:
             while True:
                 self._answers.put(wire.unpack(self._reader.read_chunk().app_metadata))
-        except (GodwitError, *GONE_PEER) as error:
+        except (GodwitError, *CONNECTION_ERRORS) as error:
             self._answers.put(error)
 
     def answer(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class BackupConnection:
 
     def cancel(self) -> None:
         """Break the connection, from another thread: threads that write or wait here get an error."""
-        with suppress(*GONE_PEER):
+        with suppress(*CONNECTION_ERRORS):
             self._reader.cancel()
 
     def close(self) -> None:
@@ -84,7 +84,9 @@ class BackupConnection:
 class BackupSender:
     """`record`: the newest record, made by this process. `ask`: calls the controller. `end`: ends the host."""
 
-    def __init__(self, port: Port, record: Record, ask: Callable[..., Any], end: Callable[[GodwitError], None]) -> None:
+    def __init__(
+        self, port: HostServices, record: Record, ask: Callable[..., Any], end: Callable[[GodwitError], None]
+    ) -> None:
         self._port = port
         self._log = port.log
         self._records = Records(port.checkpoint, port.host)

@@ -20,7 +20,7 @@ from godwit.migration.events import Declined, Event, Missing, Offered, Prepared,
 from godwit.migration.origin import PROTOCOLS
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.liveness.leases import Lease, check_owner, host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
 from godwit.transport import line, typed
@@ -31,7 +31,7 @@ CONNECT_S = 2.0  # as for routers: it may be stopped, and have a successor soon
 BYE_S = 1.0
 PACE_S = 0.005  # of sending owed to a bandwidth limit before a pause is worth its while
 
-GONE_PEER = (*GONE, pa.ArrowInvalid)
+CONNECTION_ERRORS = (*GONE, pa.ArrowInvalid)
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Queued:
     forwarded: int = 0  # rows, if these are rows that the origin has applied
 
 
-class LostPeer(Exception):
+class ConnectionLost(Exception):
     """The connection to the target broke."""
 
 
@@ -78,7 +78,7 @@ class Answered(Event):
     connection: int
 
 
-Line = ports.Queue["Queued | Event"]
+SendQueue = ports.Queue["Queued | Event"]  # messages for the target, and events for the machine
 
 
 def event_of(answer: typed.Message) -> Event:
@@ -104,47 +104,49 @@ def event_of(answer: typed.Message) -> Event:
             raise MalformedRequest(f"a target answers with {answer.kind!r}")
 
 
-class Peer:
-    def __init__(self, port: Port, order: messages.StartMigration, line: Line) -> None:
-        self._port = port
-        self._order = order
-        self._line = line
+class TargetConnection:
+    def __init__(self, services: HostServices, request: messages.StartMigration, queue: SendQueue) -> None:
+        self._services = services
+        self._request = request
+        self._queue = queue
         self._client: Client | None = None
         self._writer: Any = None
         self._reader: Any = None
         self._listening: ports.Thread | None = None
         self._owed_s = 0.0
-        self.connection = 0
+        self.number = 0  # of the connection there is, counted from 1
         self.idle = ports.event()  # set when there is nothing to wait for any more
 
     def connect(self) -> bool:
         """To whichever generation of the target serves; False after a short while if none does."""
-        directory = host_directory(self._port.checkpoint, self._order.target)
+        directory = host_directory(self._services.checkpoint, self._request.target)
         lease = read_lease(directory)
-        if lease is None or lease.incarnation != self._port.incarnation:
-            check_owner(self._port.checkpoint, self._port.incarnation)
+        if lease is None or lease.incarnation != self._services.incarnation:
+            check_owner(self._services.checkpoint, self._services.incarnation)
             self.idle.wait(RETRY_S)
             return False
-        self._client = line.connect(lease.address, self._port.token, CONNECT_S)
-        self.connection += 1
+        self._client = line.connect(lease.address, self._services.token, CONNECT_S)
+        self.number += 1
         try:
             self._writer, self._reader = typed.open_stream(self._client, self._header())
             with waits().over(directory, lease, self._reader.cancel):
                 self._writer.begin(parcels.SCHEMA)
                 parcels.write(self._writer, typed.pack(messages.Hello()))
                 typed.unpack(self._reader.read_chunk().app_metadata, messages.Hello)
-        except GONE_PEER:
+        except CONNECTION_ERRORS:
             self.disconnect()
             self.idle.wait(RETRY_S)
             return False
-        listened_to = (self._reader, self.connection, directory, lease)
+        listened_to = (self._reader, self.number, directory, lease)
         self._listening = ports.thread(self._listen, "godwit-mover-in", listened_to)
         self._listening.start()
         return True
 
     def _header(self) -> messages.OpenMigration:
-        order, kept = self._order, PROTOCOLS[self._order.protocol].until_asked
-        return messages.OpenMigration(order.id, order.operator, self._port.host, self._port.log.generation, kept)
+        request, kept = self._request, PROTOCOLS[self._request.protocol].until_asked
+        return messages.OpenMigration(
+            request.id, request.operator, self._services.host, self._services.log.generation, kept
+        )
 
     def disconnect(self) -> None:
         """The target ends the stream when it has heard that this was all; one that does not is not waited for.
@@ -154,7 +156,7 @@ class Peer:
         if self._client is None:
             return
         if self._listening is not None:
-            with suppress(*GONE_PEER):
+            with suppress(*CONNECTION_ERRORS):
                 parcels.write(self._writer, typed.pack(messages.Bye()))
             self._listening.join(BYE_S)
             if self._listening.is_alive():
@@ -163,14 +165,14 @@ class Peer:
         self._client.close()
         self._client = self._writer = self._reader = self._listening = None
 
-    def purge(self) -> list[Event]:
-        """Empty the line: what was to be sent is not, what was heard is given back."""
-        kept: list[Event] = []
-        while not self._line.empty():
-            item = self._line.get()
+    def empty_queue(self) -> list[Event]:
+        """Messages in the queue are not sent any more; events are given back."""
+        events: list[Event] = []
+        while not self._queue.empty():
+            item = self._queue.get()
             if isinstance(item, Event):
-                kept.append(item)
-        return kept
+                events.append(item)
+        return events
 
     def _listen(self, reader: Any, connection: int, directory: Path, lease: Lease) -> None:
         """The target's answers as events; the end of the stream is one too."""
@@ -178,9 +180,9 @@ class Peer:
             with waits().over(directory, lease, reader.cancel):  # writing waits for the same stream
                 while True:
                     answer = typed.unpack(reader.read_chunk().app_metadata, *messages.FROM_TARGET)
-                    self._line.put(Answered(event_of(answer), connection))
-        except (GodwitError, *GONE_PEER) as error:
-            self._line.put(Broken(error, connection))
+                    self._queue.put(Answered(event_of(answer), connection))
+        except (GodwitError, *CONNECTION_ERRORS) as error:
+            self._queue.put(Broken(error, connection))
 
     def send(self, queued: Queued) -> int:
         """Gives the bytes sent; none where there is no connection."""
@@ -195,8 +197,8 @@ class Peer:
         return sent
 
     def _pace(self, sent: int) -> None:
-        if self._order.rate_bytes_per_s:
-            self._owed_s += sent / self._order.rate_bytes_per_s
+        if self._request.rate_bytes_per_s:
+            self._owed_s += sent / self._request.rate_bytes_per_s
             if self._owed_s > PACE_S:
                 self.idle.wait(self._owed_s)
                 self._owed_s = 0.0

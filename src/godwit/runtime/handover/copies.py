@@ -20,7 +20,7 @@ from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.ownership_columns import AWAY, selects
 from godwit.runtime.memory.work import Part, Work
@@ -36,7 +36,7 @@ BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # taken over at
 class Copies:
     """Of one migration, by step."""
 
-    def __init__(self, port: Port, shared: SharedInstance, migration: str, origin: str) -> None:
+    def __init__(self, port: HostServices, shared: SharedInstance, migration: str, origin: str) -> None:
         self.standing: dict[int, int] = {}  # of a standby: the origin's batch when the step was last heard of
         self.written: tuple[int, int] | None = None  # and how far its log had been written: generation and lsn
         self.copied_in = -1  # the origin's batch when the last of the copies was whole
@@ -77,7 +77,7 @@ class Copies:
 
         Gives what may come: of units that this host owns by now, or has prepared, nothing.
         """
-        staging = self._shared.staging
+        staging = self._shared.copy_claims
 
         def free() -> bool:
             return not any(other != self._id and staged & units for other, staged in staging.items())
@@ -284,7 +284,7 @@ class Copies:
         """
         instance = self._shared.instance
         with self._shared.changed:
-            units &= self._shared.staging.get(self._id, Units())
+            units &= self._shared.copy_claims.get(self._id, Units())
             if not units:
                 self._close(step)
                 return
@@ -320,15 +320,15 @@ class Copies:
 
     def _unstage(self, units: Units) -> None:
         self._shared.instance.memory.staged -= units
-        left = self._shared.staging.pop(self._id, Units()) - units
+        left = self._shared.copy_claims.pop(self._id, Units()) - units
         if left:
-            self._shared.staging[self._id] = left
+            self._shared.copy_claims[self._id] = left
 
     # -- copies of a standby whose origin is lost --------------------------------------------------------------------
 
     def adopt(self, other: Copies, units: Units, batch: int) -> bool:
         """Take over, as one step, what another migration has brought here; False if that is not all of these units. Locked."""
-        staging = self._shared.staging
+        staging = self._shared.copy_claims
         staged = staging.get(other._id, Units())
         if units - staged:
             return False

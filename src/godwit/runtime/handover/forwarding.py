@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 from godwit.model.progress import BatchRef
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
-from godwit.runtime.handover.connection import Line, Queued
+from godwit.runtime.handover.connection import Queued, SendQueue
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.rows import Times
@@ -24,24 +24,30 @@ SLICE_KEYS = 256  # copied at a time
 Select = Callable[[Any], Any]
 
 
-class Following:
+class Forwarder:
     """Forwards what happens to keys that have been copied; called with the lock held, right after it has happened."""
 
     def __init__(
-        self, shared: SharedInstance, line: Line, step: int, select: Select, forward: str, check: bool
+        self, shared: SharedInstance, queue: SendQueue, step: int, select: Select, forward: str, check: bool
     ) -> None:
         self.pending: list[tuple[int, int, Key]] = []
         self.keys: set[Key] = set()
         self.rows = 0
         self._instance = shared.instance
-        self._line = line
+        self._queue = queue
         self._check = check
         self._step = step
         self._select = select
         self._forward = forward
         self._frontier: int | None = -(1 << 63)  # hashes below it are copied; None: all are
 
-    def found(self, key: Key, route_hash: int) -> None:
+    def begin(self, keys: Mapping[Key, int]) -> None:
+        """Copy these keys, with their routing hashes."""
+        self.pending = [(route_hash, at, key) for at, (key, route_hash) in enumerate(keys.items())]
+        heapify(self.pending)
+        self.keys = set(keys)
+
+    def add_key(self, key: Key, route_hash: int) -> None:
         """A new key. If its place has been passed, all that ever happened to it is forwarded."""
         if not self._select(np.array([route_hash]))[0]:
             return
@@ -77,7 +83,7 @@ class Following:
         self.rows += len(part)
         fingerprint = self._fingerprint(part, work) if self._check else None
         message = messages.StepRows(self._step, lane, instance.progress, parcels.times_tuple(times), fingerprint)
-        self._line.put(Queued(message, (parcels.chunk_body(c) for c in (part,)), len(part)))
+        self._queue.put(Queued(message, (parcels.chunk_body(c) for c in (part,)), len(part)))
 
     def _fingerprint(self, part: Chunk, work: Work) -> str:
         instance = self._instance
@@ -94,21 +100,21 @@ class Following:
     def _changes(self, batch: int, changes: Changes) -> None:
         if not len(changes):
             return
-        self._tell(changes.to_batch(self._instance.key_codec), settled=False)
+        self._put(changes.to_batch(self._instance.key_codec), settled=False)
 
     def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
         for batch in changes:
-            self._tell(batch, settled=True)
+            self._put(batch, settled=True)
 
-    def _tell(self, changes: pa.RecordBatch, settled: bool) -> None:
+    def _put(self, changes: pa.RecordBatch, settled: bool) -> None:
         part = parcels.only(changes, self._instance.key_codec, self._copied)
         if len(part):
             self.rows += len(part)
             message = messages.StepChanges(self._step, self._instance.progress, settled)
-            self._line.put(Queued(message, (b.serialize() for b in (part,)), len(part)))
+            self._queue.put(Queued(message, (b.serialize() for b in (part,)), len(part)))
 
 
-class Noting:
+class KeyWatcher:
     """Notes new keys of the units that move, and how many of their rows were applied here; called with the lock held."""
 
     def __init__(self, shared: SharedInstance, select: Select, note: Callable[[list[Key], list[int]], None]) -> None:

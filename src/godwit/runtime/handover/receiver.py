@@ -40,7 +40,7 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.switch_interval import prompt
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
@@ -59,7 +59,7 @@ class Receiver:
 
     def __init__(
         self,
-        port: Port,
+        port: HostServices,
         shared: SharedInstance,
         migration: str,
         origin: str,
@@ -84,7 +84,7 @@ class Receiver:
         self._wanted = Units()
         shared.want_listeners.append(self.want)
         for units in (prepared or {}).values():
-            shared.staging[migration] = shared.staging.get(migration, Units()) | units
+            shared.copy_claims[migration] = shared.copy_claims.get(migration, Units()) | units
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -375,7 +375,7 @@ class Receiver:
             pause.wait(ASK_AGAIN_S)
 
 
-def ask_outcome(port: Port, origin: str, operator: str, step: str) -> str:
+def ask_outcome(port: HostServices, origin: str, operator: str, step: str) -> str:
     """Of a host that was lost for good, its will says it."""
     directory = host_directory(port.checkpoint, origin)
     will = read_will(directory)

@@ -14,7 +14,7 @@ import numpy as np
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued
-from godwit.runtime.handover.forwarding import SLICE_KEYS, Noting, Select
+from godwit.runtime.handover.forwarding import SLICE_KEYS, KeyWatcher, Select
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.ownership_columns import selects
 from godwit.state.keys import Key
@@ -25,16 +25,16 @@ SLICE_ROWS = 2_000
 INDEX_KEYS = 2_000
 
 
-class Luggage:
-    """`found` hears of every key that turns up, with its routing hash."""
+class Shipment:
+    """`new_key` is called with every key that turns up, and its routing hash."""
 
-    def __init__(self, shared: SharedInstance, units: Units, found: Callable[[Key, int], None]) -> None:
+    def __init__(self, shared: SharedInstance, units: Units, new_key: Callable[[Key, int], None]) -> None:
         self._shared = shared
         self._units = units
-        self._tell = found
+        self._new_key = new_key
         self._keys: dict[Unit, dict[Key, int]] = {}  # of every unit, with their routing hashes
         self._select = selects(units, self._ownership)
-        self.noting = Noting(shared, self._select, self._note)
+        self.watcher = KeyWatcher(shared, self._select, self._note)
 
     @property
     def _ownership(self) -> Any:
@@ -47,7 +47,7 @@ class Luggage:
         """Find the keys of all units, a few at a time; new ones are noted from now on."""
         state, codec = self._shared.instance.state, self._shared.instance.key_codec
         with self._shared.lock:
-            self._shared.instance.followers.append(self.noting)
+            self._shared.instance.followers.append(self.watcher)
             lists = state.key_lists()
         for keys in lists:
             for at in range(0, len(keys), INDEX_KEYS):
@@ -64,7 +64,7 @@ class Luggage:
             known = self._keys.setdefault(unit, {})
             if key not in known:
                 known[key] = route_hash
-                self._tell(key, route_hash)
+                self._new_key(key, route_hash)
 
     def __len__(self) -> int:
         return sum(map(len, self._keys.values()))
@@ -78,7 +78,7 @@ class Luggage:
     def of(self, units: Units) -> dict[Key, int]:
         return {key: h for unit in units for key, h in self._keys.get(unit, {}).items()}
 
-    def found(self, units: Units, select: Select) -> Collection[Key]:
+    def keys_of(self, units: Units, select: Select) -> Collection[Key]:
         """Also of a step that was released before a restart, whose keys nobody has noted."""
         if self._keys:
             return self.of(units)
@@ -87,7 +87,7 @@ class Luggage:
         hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
         return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
 
-    def with_gone(self, keys: Collection[Key], select: Select) -> Collection[Key]:
+    def with_removed(self, keys: Collection[Key], select: Select) -> Collection[Key]:
         """Also keys that the batch in progress has removed: whoever owns them has to know what they held before it."""
         gone = self._shared.instance.state.gone()
         if not gone:
@@ -97,7 +97,7 @@ class Luggage:
 
     # -- what is told of them ----------------------------------------------------------------------------------------
 
-    def announced(self, migration: str, step: int, units: Units) -> Queued:
+    def announcement(self, migration: str, step: int, units: Units) -> Queued:
         """Before anything of a step. The epochs are those in which the target is to own it: one that has owned it says so."""
         epochs = {unit: epoch + 1 for unit, epoch in self._epochs(migration, step, units).items()}
         return Queued(messages.AnnounceStep(step, units, tuple(self._ownership.apart(units)), epochs))
@@ -128,7 +128,7 @@ class Luggage:
             info, body = entry.part(instance.name, instance.progress.batch, lane)
             yield Queued(messages.StepLedger(step, progress, info), iter([body]))
 
-    def rest(self, migration: str, step: int, units: Units) -> Queued:
+    def end(self, migration: str, step: int, units: Units) -> Queued:
         """The end of a step. The epochs are those in which the origin owns it, or did until it released it."""
         ownership = self._ownership
         mark, _ = self._shared.instance.mark_part()

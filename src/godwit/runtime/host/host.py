@@ -29,7 +29,7 @@ from godwit.runtime.backup.keeper import BackupKeeper
 from godwit.runtime.backup.records import Records
 from godwit.runtime.backup.restore import restore_if_lost
 from godwit.runtime.backup.sender import BackupSender, no_backup
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.host.compaction import Upkeep
 from godwit.runtime.host.exchange import Exchange, replaced
 from godwit.runtime.host.migration_service import Moves
@@ -189,9 +189,9 @@ class Host:
         )
         return instances, Exchange(config.host, config.checkpoint, self.log, self._clock_ms, self._stop.is_set, ask)
 
-    def _port(self) -> Port:
+    def _port(self) -> HostServices:
         config = self.config
-        return Port(
+        return HostServices(
             config.host,
             config.checkpoint,
             config.token,

@@ -17,8 +17,9 @@ from godwit.model.ownership import Stand
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.copies import scan
-from godwit.runtime.handover.mover import Mover, union
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.handover.mover import Mover
+from godwit.runtime.handover.outgoing import union
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.ownership_columns import AWAY, selects
@@ -32,8 +33,8 @@ HOT_MAX = 50
 
 
 class Moves:
-    def __init__(self, port: Port, instance_of: Callable[[str], SharedInstance]) -> None:
-        self._port = port
+    def __init__(self, services: HostServices, instance_of: Callable[[str], SharedInstance]) -> None:
+        self._services = services
         self._instance_of = instance_of
         self._movers: dict[str, Mover] = {}
         self._receivers: dict[str, Receiver] = {}
@@ -78,13 +79,13 @@ class Moves:
             instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=told)
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
-            order = messages.StartMigration(migration, instance.name, target, "pause", tuple(steps.values()))
-            mover = Mover(self._port, shared, order, released=steps)
+            request = messages.StartMigration(migration, instance.name, target, "pause", tuple(steps.values()))
+            mover = Mover(self._services, shared, request, released=steps)
             self._keep(mover)
             mover.start()
         for migration, steps in _by_migration(ownership.incoming).items():
             origin = ownership.incoming[f"{migration}/{next(iter(steps))}"].origin
-            receiver = Receiver(self._port, shared, migration, origin, steps)
+            receiver = Receiver(self._services, shared, migration, origin, steps)
             self._receivers[migration] = receiver
             for step in steps:
                 receiver.ask(step)
@@ -103,67 +104,63 @@ class Moves:
 
     # -- the origin's side -------------------------------------------------------------------------------------------
 
-    def start_migration(self, order: messages.StartMigration) -> typed.Done:
-        _check_protocol(order)
-        shared = self._instance_of(order.operator)
+    def start_migration(self, request: messages.StartMigration) -> typed.Done:
+        _check_protocol(request)
+        shared = self._instance_of(request.operator)
         instance = shared.instance
         if instance.ownership is None:
-            raise DefinitionError("this operator's keys are not moved", operator=order.operator)
-        if PROTOCOLS[order.protocol].deterministic and instance.code.adapter is None:
+            raise DefinitionError("this operator's keys are not moved", operator=request.operator)
+        if PROTOCOLS[request.protocol].deterministic and instance.code.adapter is None:
             raise DefinitionError(
-                f"protocol {order.protocol!r} replays rows, and the operator has no code on this host yet",
+                f"protocol {request.protocol!r} replays rows, and the operator has no code on this host yet",
                 todo="Define the operator first, or use protocol='pause'",
-                operator=order.operator,
-                host=self._port.host,
+                operator=request.operator,
+                host=self._services.host,
             )
         with self._lock:
-            self._check_free(order, shared)
-            mover = Mover(self._port, shared, order)
+            self._check_free(request, shared)
+            mover = Mover(self._services, shared, request)
             self._keep(mover)
         mover.start()
         return typed.Done()
 
-    def _check_free(self, order: messages.StartMigration, shared: SharedInstance) -> None:
+    def _check_free(self, request: messages.StartMigration, shared: SharedInstance) -> None:
         """All of it must be this host's, and no other migration may be at it."""
         ownership = shared.instance.ownership
         assert ownership is not None
-        asked = union(order.steps)
+        asked = union(request.steps)
         for other in self._movers.values():
-            same = other.order.operator == order.operator and not other.ended
-            if same and asked.overlaps(other.units, len(ownership.groups)):
+            same = other.request.operator == request.operator and not other.ended
+            if same and asked.overlaps(other.handover.units, len(ownership.groups)):
                 raise DefinitionError(
-                    f"some of these keys are being moved by {other.order.id}",
+                    f"some of these keys are being moved by {other.request.id}",
                     todo="Wait for that migration, or abort it",
-                    operator=order.operator,
-                    host=self._port.host,
+                    operator=request.operator,
+                    host=self._services.host,
                 )
         with shared.lock:
             for unit in asked:
                 share = ownership.share(unit)
                 if share.stand is not Stand.MINE:
                     raise DefinitionError(
-                        f"{unit.kind} {unit.id} is not owned by {self._port.host} now: {share.stand.name} ({share.peer})",
+                        f"{unit.kind} {unit.id} is not owned by {self._services.host} now: {share.stand.name} ({share.peer})",
                         todo="Look at flock.routing() and ask again",
-                        operator=order.operator,
-                        host=self._port.host,
+                        operator=request.operator,
+                        host=self._services.host,
                     )
 
     def _keep(self, mover: Mover) -> None:
         ended = [name for name, other in self._movers.items() if other.ended]
         for name in ended[:-KEPT_MAX]:
             del self._movers[name]
-        self._movers[mover.order.id] = mover
+        self._movers[mover.request.id] = mover
 
     def report_migration(self, request: messages.ReportMigration) -> messages.MigrationReport:
         """How it stands, at once or after something has changed."""
         mover = self._movers.get(request.id)
         if mover is None:
             return messages.MigrationReport(request.id, "unknown")
-        with mover.news:
-            seen = mover.news_count
-            deadline_s = ports.now_s() + request.wait_s
-            while not mover.ended and mover.news_count == seen and (left_s := deadline_s - ports.now_s()) > 0:
-                mover.news.wait(left_s)
+        mover.wait_news(request.wait_s)
         return mover.report()
 
     def abort_migration(self, request: messages.AbortMigration) -> typed.Done:
@@ -187,7 +184,7 @@ class Moves:
         with shared.lock:
             released = shared.instance.ownership is not None and name in shared.instance.ownership.outgoing
         if released:
-            self._port.log.sync(shared.lsn)  # in memory it is released a moment before it is durable
+            self._services.log.sync(shared.lsn)  # in memory it is released a moment before it is durable
             return messages.StepOutcome("released")
         mover = self._movers.get(migration)
         return messages.StepOutcome("kept" if mover is None else mover.outcome(int(number)))
@@ -202,7 +199,7 @@ class Moves:
         with self._lock:
             receiver = self._receivers.get(migration)
             if receiver is None:
-                receiver = Receiver(self._port, shared, migration, opening.origin, kept=opening.kept)
+                receiver = Receiver(self._services, shared, migration, opening.origin, kept=opening.kept)
                 self._receivers[migration] = receiver
             receiver.callers += 1
         try:
@@ -220,12 +217,12 @@ class Moves:
         """Begin to take over keys of a host that was lost, from the log it has left."""
         with self._lock:
             if request.name not in self._heirs:
-                self._heirs[request.name] = Heir(self._port, request, self._instance_of, self._receiver)
+                self._heirs[request.name] = Heir(self._services, request, self._instance_of, self._receiver)
         return typed.Done()
 
     def _receiver(self, migration: str, origin: str, shared: SharedInstance, units: Units) -> Receiver:
         """For keys of a lost host; with the copies of them that stand here."""
-        receiver = Receiver(self._port, shared, migration, origin)
+        receiver = Receiver(self._services, shared, migration, origin)
         instance = shared.instance.name
         adopted = False
         for other in [r for r in self._receivers.values() if r.origin == origin and r.operator == instance]:
@@ -256,7 +253,7 @@ class Moves:
     def _heir(self, name: str) -> Heir:
         heir = self._heirs.get(name)
         if heir is None:
-            raise HostUnavailable("this host knows nothing of the takeover: it has restarted", host=self._port.host)
+            raise HostUnavailable("this host knows nothing of the takeover: it has restarted", host=self._services.host)
         return heir
 
     def _part_from(self, heir: Heir) -> None:

@@ -39,11 +39,17 @@ class SharedInstance:
     changed: ports.Condition = field(init=False)
     event_listeners: list[Callable[[Event], None]] = field(default_factory=list)  # movers: a batch began, rows wait
     want_listeners: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: rows wait for these units
-    staging: dict[str, Units] = field(default_factory=dict)  # by migration: the units that it has copied here
+    copy_claims: dict[str, Units] = field(
+        default_factory=dict
+    )  # by migration: the units of which it may have copies here
     inheriting: bool = False  # keys of a lost host are being taken over
     paused: bool = False  # no batch begins, because the checkpoint of the flock is being copied
     stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
     gauges: Gauges = field(default_factory=lambda: Gauges(time.perf_counter()))
+
+    def check_locked(self) -> None:
+        """For what is only done with the lock of the instance."""
+        assert self.lock.locked(), "done without the lock of the instance"
 
     @property
     def lsn(self) -> int:

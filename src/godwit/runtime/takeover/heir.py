@@ -22,7 +22,7 @@ from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
-from godwit.runtime.handover.order import Port
+from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -128,7 +128,7 @@ class Heir:
 
     def __init__(
         self,
-        port: Port,
+        port: HostServices,
         request: messages.PrepareTakeover,
         instance_of: Callable[[str], SharedInstance],
         receiver_of: Callable[[str, str, SharedInstance, Units], Receiver],

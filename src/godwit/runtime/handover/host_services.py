@@ -10,7 +10,7 @@ from godwit.state.changelog import Changelog
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class HostServices:
     """What movers and receivers need from their host."""
 
     host: str

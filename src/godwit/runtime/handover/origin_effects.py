@@ -1,0 +1,288 @@
+"""Carries out what the origin's machine asks for: copies, ships, releases, resumes and forgets steps.
+
+Knows how each effect changes the instance, the changelog and the stream to the target. Decides nothing that the machine
+decides, nor what is told of a key (`shipment`). Follows the lock rule of `outgoing.OutgoingHandover`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from godwit.migration.events import (
+    Copied,
+    Copy,
+    Cut,
+    Effect,
+    End,
+    Forget,
+    Lend,
+    Offer,
+    Release,
+    Released,
+    Resume,
+    Ship,
+    TakeBack,
+    TellAborted,
+    TellReleased,
+)
+from godwit.migration.origin import Phase, Protocol
+from godwit.model.units import Units
+from godwit.runtime import messages
+from godwit.runtime.handover.connection import Queued, TargetConnection
+from godwit.runtime.handover.forwarding import Forwarder, Select
+from godwit.runtime.handover.outgoing import OutgoingHandover
+from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.memory.ownership_columns import AWAY, selects
+from godwit.state.keys import Key
+
+FORGET_KEYS = 250  # dropped at a time: about a millisecond under the instance's lock
+
+
+class OriginEffects:
+    """`phase` gives the machine's phase of a step. All of it is called by the mover's thread."""
+
+    def __init__(
+        self,
+        handover: OutgoingHandover,
+        connection: TargetConnection,
+        protocol: Protocol,
+        phase: Callable[[int], Phase],
+    ) -> None:
+        self.handover = handover
+        self.connection = connection
+        self._protocol = protocol
+        self._phase = phase
+        self._shared = handover.shared
+        self._shipment = handover.shipment
+        self._log = handover.services.log
+
+    def do(self, effect: Effect) -> None:
+        handover = self.handover
+        match effect:
+            case Lend(units):
+                self._change(lambda ownership: ownership.lend(units, handover.request.target))
+            case Copy(step, units, forward):
+                handover.slices.append((step, self._copy(step, units, forward)))
+            case Cut(_, units):
+                self._change(lambda ownership: ownership.cut(units, handover.request.target))
+            case Ship(step, units):
+                self._ship(step, units)
+            case Release(step, units):
+                self.release(step, units)
+            case TakeBack(step):
+                self._take_back(step)
+            case Resume(step, units):
+                self._resume(step, units)
+            case Forget(step, units):
+                handover.cancel_slices(step)
+                handover.close_step(step)
+                handover.to_forget.append((step, units))  # nobody waits for it
+            case _:
+                self._tell(effect)
+
+    def _tell(self, effect: Effect) -> None:
+        handover = self.handover
+        match effect:
+            case Offer(units):
+                handover.queue.put(Queued(messages.OfferUnits(units)))
+            case TellReleased(step):
+                epochs = handover.ownership.outgoing[handover.name(step)].epochs
+                self._put_behind_slices(step, Queued(messages.StepReleased(step, epochs)))
+            case TellAborted(step, units):
+                self._put_behind_slices(step, Queued(messages.StepAborted(step, units)))
+            case End():
+                return
+            case _:
+                raise AssertionError(effect)
+
+    def _put_behind_slices(self, step: int, queued: Queued) -> None:
+        """What is said of a step goes in the queue, or behind the slices of that step that are still to be sent."""
+        last = self.handover.last_slices(step)
+        if last is None:
+            self.handover.queue.put(queued)
+        else:
+            self.handover.slices.insert(last + 1, (step, self._send_each([queued])))
+
+    def _change(self, change: Callable[[Any], None]) -> None:
+        with self._shared.changed:
+            change(self.handover.ownership)
+            self._shared.changed.notify_all()
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, queued: Queued) -> None:
+        """Copies of a standby may outlive this host: they must not be ahead of its changelog."""
+        if self._protocol.until_asked:
+            with self._shared.lock:
+                lsn = self._shared.lsn
+            self._log.sync(lsn)
+            queued = replace(queued, message=replace(queued.message, written=(self._log.generation, lsn)))
+        self.handover.count_sent(queued, self.connection.send(queued))
+
+    def _send_each(self, items: list[Queued]) -> Iterator[None]:
+        """Over with the last of them: what is said of the step after that need not wait for a turn."""
+        *slices, last = items
+        for queued in slices:
+            self.send(queued)
+            yield
+        self.send(last)
+
+    # -- copying -----------------------------------------------------------------------------------------------------
+
+    def _copy(self, step: int, units: Units, forward: str) -> Iterator[None]:
+        """Slices of keys in the order of their hashes; what happens to keys that were copied is forwarded from there on."""
+        handover = self.handover
+        select = selects(units, handover.ownership)
+        forwarder = Forwarder(self._shared, handover.queue, step, select, forward, handover.request.check)
+        with self._shared.lock:
+            handover.queue.put(self._shipment.announcement(handover.request.id, step, units))
+            forwarder.begin(self._shipment.of(units))
+            handover.start_forwarding(step, forwarder)
+        while True:
+            with self._shared.lock:
+                keys = forwarder.next_slice()
+                if not keys:
+                    self._finish_copy(step, forwarder, select if forward == "rows" else None)
+                    break
+                handover.queue.put(self._shipment.state(step, keys))
+            yield
+        handover.note_phase("copied")
+
+    def _finish_copy(self, step: int, forwarder: Forwarder, select: Select | None) -> None:
+        """All keys are copied. `select`: those whose part of the batch in progress is sent too, because rows are replayed."""
+        self._shared.check_locked()
+        queue, outgoing = self.handover.queue, self.handover.step(step)
+        if select is not None:
+            self._send_batch_so_far(step, select, forwarder.keys)
+        queue.put(self.marker(step, forwarder))
+        outgoing.copied = forwarder.keys
+        queue.put(Copied(step))
+
+    def _send_batch_so_far(self, step: int, select: Select, keys: Collection[Key]) -> None:
+        """What the batch in progress has done so far. The target replays the rest, so that at the cut nothing of it is left."""
+        keys = self._shipment.with_removed(keys, select)
+        for queued in self._shipment.of_batch(step, keys, self._shared.instance.ledger.of(select)):
+            self.handover.queue.put(queued)
+        self.handover.step(step).batch_sent = True
+
+    def marker(self, step: int, forwarder: Forwarder) -> Queued:
+        """When the target comes to it, it has all that was forwarded before."""
+        return Queued(messages.CopyMarker(step, forwarder.rows, self._shared.instance.progress.batch))
+
+    # -- shipping ----------------------------------------------------------------------------------------------------
+
+    def _ship(self, step: int, units: Units) -> None:
+        """All that the target does not have of the step. Nothing of it changes any more, so it is taken at once."""
+        with self._shared.lock:
+            items = self._shipped(step, units)
+        self._log.flush(self._shared.lsn)
+        if self.handover.step(step).copied is not None:
+            for queued in items:
+                self.handover.queue.put(queued)
+        else:
+            self.handover.slices.append((step, self._send_each(items)))
+
+    def _shipped(self, step: int, units: Units) -> list[Queued]:
+        handover, shipment, outgoing = self.handover, self._shipment, self.handover.step(step)
+        ledger, ownership = self._shared.instance.ledger, handover.ownership
+        select = selects(units, ownership)
+        copied = outgoing.copied  # found before the cut: rows wait from there on
+        keys: Collection[Key] = copied if copied is not None else shipment.keys_of(units, select)
+        items = [shipment.announcement(handover.request.id, step, units)]
+        if copied is None:
+            from_backup = handover.request.source == "backup"
+            items += [self._backup(step)] if from_backup else shipment.all_state(step, keys)
+        timers = [] if ownership.mine() - units else self._timer_outputs()  # they go with the last units
+        sent = copied is not None and outgoing.batch_sent
+        entries = timers if sent else [*ledger.of(select), *timers]
+        items += shipment.of_batch(step, () if sent else shipment.with_removed(keys, select), entries)
+        items.append(shipment.end(handover.request.id, step, units))
+        return items
+
+    def _timer_outputs(self) -> list[Any]:
+        instance = self._shared.instance
+        return self.handover.timer_outputs.of(instance.progress) or list(instance.ledger.timers())
+
+    def _backup(self, step: int) -> Queued:
+        """Where the target finds the state by itself."""
+        services = self.handover.services
+        directory = str(host_directory(services.checkpoint, services.host))
+        return Queued(messages.StepBackup(step, directory, self._shared.lsn))
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def release(self, step: int, units: Units) -> None:
+        handover, instance = self.handover, self._shared.instance
+        with self._shared.changed:
+            handover.stop_forwarding(step)
+            handover.ownership.release(handover.name(step), units, handover.request.target)
+            if not handover.ownership.mine():  # the last target answers for outputs of timers from now on
+                outputs = handover.timer_outputs
+                if not outputs.of(instance.progress):
+                    outputs.entries, outputs.progress = list(instance.ledger.timers()), instance.progress
+                instance.ledger.drop(lambda hashes: np.zeros(len(hashes), np.bool_), timers=True)
+            lsn = instance.write([instance.own_part()])
+            self._shared.changed.notify_all()
+        self._log.sync(lsn)
+        handover.post(Released(step))
+        handover.note_phase("released")
+
+    def _take_back(self, step: int) -> None:
+        handover, instance = self.handover, self._shared.instance
+        with self._shared.changed:
+            handover.ownership.take_back(handover.name(step))
+            for lane, entry in handover.timer_outputs.of(instance.progress):
+                instance.ledger.record(lane, entry)
+            handover.timer_outputs.entries = []
+            lsn = instance.write([instance.own_part()])
+            self._shared.changed.notify_all()
+        self._log.sync(lsn)
+        handover.close_step(step)
+
+    def _resume(self, step: int, units: Units) -> None:
+        """If the target only has to wait for the next batch, the forwarding goes on."""
+        with self._shared.changed:
+            if self._phase(step) is not Phase.WAITING:
+                self.handover.cancel_slices(step)
+                self.handover.stop_forwarding(step)
+                self.handover.close_step(step)
+            self.handover.ownership.resume(units)
+            self._shared.changed.notify_all()
+
+    # -- forgetting --------------------------------------------------------------------------------------------------
+
+    def forget(self, step: int, units: Units) -> None:
+        """The target owns the step: drop its state, in slices, but nothing that has come back in the meantime."""
+        handover, ownership = self.handover, self.handover.ownership
+        select = selects(units, ownership)
+        with self._shared.lock:
+            keys = list(self._shipment.keys_of(units, select))
+        for at in range(0, len(keys), FORGET_KEYS):
+            self._drop(keys[at : at + FORGET_KEYS])
+        self._confirm(step, select)
+        if handover.request.gap_ms:
+            self.connection.idle.wait(handover.request.gap_ms / 1000)  # before the next step has its turn
+        handover.figures.keys += len(keys)
+        handover.figures.moved |= {unit: ownership.share(unit).epoch for unit in units}
+        handover.note_phase("served")
+
+    def _drop(self, keys: list[Key]) -> None:
+        instance = self._shared.instance
+        hashes = np.array([instance.key_codec.route_hash(key) for key in keys], np.int64)
+        with self._shared.lock:
+            gone = instance.stands(hashes) == AWAY
+            if instance.memory.staged:
+                gone &= ~selects(instance.memory.staged, self.handover.ownership)(hashes)
+            instance.keys.drop([keys[i] for i in np.flatnonzero(gone).tolist()], settled=True)
+
+    def _confirm(self, step: int, select: Select) -> None:
+        instance, ownership = self._shared.instance, self.handover.ownership
+        with self._shared.changed:
+            coming = selects(instance.memory.staged, ownership)  # back, and with a ledger of its own
+            instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))
+            ownership.confirm(self.handover.name(step))
+            instance.write([instance.own_part()])

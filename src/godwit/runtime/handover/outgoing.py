@@ -1,0 +1,205 @@
+"""What an origin knows of one hand-over, in one object, with the rule which thread may touch what of it.
+
+Holds facts; decides nothing. The machine (`migration.origin`) decides, `mover` runs it, `origin_effects` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from godwit import ports
+from godwit.migration.events import Event
+from godwit.model.progress import Progress
+from godwit.model.units import Unit, Units
+from godwit.runtime import messages
+from godwit.runtime.handover.connection import Queued, SendQueue
+from godwit.runtime.handover.forwarding import Forwarder
+from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.handover.shipment import Shipment
+from godwit.runtime.instance.shared_instance import SharedInstance
+from godwit.state.keys import Key
+from godwit.state.ledger import Entry
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a migration has done so far."""
+
+    began_s: float
+    began_ms: int
+    ended_ms: int | None = None
+    keys_total: int = 0
+    keys: int = 0
+    bytes: int = 0
+    rows_forwarded: int = 0
+    bytes_forwarded: int = 0
+    moved: dict[Unit, int] = field(default_factory=dict)
+    phases: list[tuple[str, float]] = field(default_factory=list)  # name, and milliseconds since the beginning
+
+
+@dataclass(slots=True)
+class OutgoingStep:
+    """What the target has of one step, on the connection there is."""
+
+    forwarder: Forwarder | None = None  # while rows are applied to keys that were copied
+    copied: set[Key] | None = None  # the keys of the step, once all of them have been copied
+    batch_sent: bool = False  # whether what the batch in progress had done was sent with the copy
+
+
+@dataclass(slots=True)
+class TimerOutputs:
+    """Outputs of timers that an origin has taken out of its ledger because it has released its last unit.
+
+    The last target answers for them. They hold for one attempt of one batch.
+    """
+
+    entries: list[tuple[str, Entry]] = field(default_factory=list)  # by lane
+    progress: Progress = field(default_factory=Progress)
+
+    def of(self, progress: Progress) -> list[tuple[str, Entry]]:
+        return self.entries if progress.same_attempt(self.progress) else []
+
+
+class OutgoingHandover:
+    """All that the origin knows of one migration, beside its machine.
+
+    The lock rule:
+    - One thread, the mover's, runs the machine and carries out its effects. What is not named below belongs to that thread.
+    - The instance's lock (`shared.lock`; `shared.changed` is its condition) guards the instance, its ownership and ledger, the
+      keys in `shipment`, and every step's forwarder: threads that apply rows use them. The mover's thread, which alone sets and
+      removes forwarders and replaces `_steps`, does the first with that lock, and may read both without.
+    - Whatever tells what happened to keys is put in `queue` with that lock: the target hears it in the order of events here.
+    - With that lock nobody writes to the network, waits for the changelog, or waits for anything but `shared.changed`.
+    - `news` is locked last and only to count: nothing else is locked with it.
+    - `figures` are written by the mover's thread. Others read them at any time: each figure is right by itself.
+    - `queue` needs no lock: any thread may post an event.
+    """
+
+    def __init__(
+        self, services: HostServices, shared: SharedInstance, request: messages.StartMigration, resumed: bool
+    ) -> None:
+        self.services = services
+        self.shared = shared
+        self.request = request
+        self.resumed = resumed  # an earlier generation of this host has released all of the steps
+        self.units = union(request.steps)
+        self.queue: SendQueue = ports.queue()  # messages for the target, and events for the machine
+        self.slices: deque[tuple[int, Iterator[None]]] = deque()  # by step: what is being copied or shipped
+        self.to_forget: deque[tuple[int, Units]] = deque()  # steps that the target owns, whose state is still here
+        self.timer_outputs = TimerOutputs()
+        self.figures = Figures(ports.now_s(), services.clock_ms())
+        self.news = ports.condition()  # signalled when `news_count` grows
+        self.news_count = 0
+        self._steps: dict[int, OutgoingStep] = {}  # replaced, never changed: other threads go through it
+        if not resumed:
+            with shared.lock:
+                self.ownership.begin_move(self.units)
+        self.shipment = Shipment(shared, self.units, self._new_key)
+
+    @property
+    def ownership(self) -> Any:
+        assert self.shared.instance.ownership is not None, "only instances with an ownership take part in migrations"
+        return self.shared.instance.ownership
+
+    def step(self, number: int) -> OutgoingStep:
+        """Of a step that is under way."""
+        if number not in self._steps:
+            self._steps = {**self._steps, number: OutgoingStep()}
+        return self._steps[number]
+
+    def close_step(self, number: int) -> None:
+        """The step is at its target, or stays here."""
+        self._steps = {known: step for known, step in self._steps.items() if known != number}
+
+    def name(self, number: int) -> str:
+        """Of a step, as changelogs have it."""
+        return f"{self.request.id}/{number}"
+
+    def post(self, event: Event) -> None:
+        self.queue.put(event)
+
+    def connection_ended(self) -> None:
+        """With the connection the target's copies are gone, and what was to be sent over it."""
+        self.slices.clear()
+        for step in self._steps.values():
+            step.copied, step.batch_sent = None, False
+
+    # -- slices ------------------------------------------------------------------------------------------------------
+
+    def cancel_slices(self, number: int) -> None:
+        """Nobody waits any more for what is still to be copied or shipped of a step."""
+        self.slices = deque((of, work) for of, work in self.slices if of != number)
+
+    def last_slices(self, number: int) -> int | None:
+        """Where the last slices of a step are among those to be sent."""
+        return max((at for at, (of, _) in enumerate(self.slices) if of == number), default=None)
+
+    # -- forwarding, with the instance's lock ------------------------------------------------------------------------
+
+    def _new_key(self, key: Key, route_hash: int) -> None:
+        self.shared.check_locked()
+        for step in self._steps.values():
+            if step.forwarder is not None:
+                step.forwarder.add_key(key, route_hash)
+
+    def forwarder(self, number: int) -> Forwarder | None:
+        step = self._steps.get(number)
+        return None if step is None else step.forwarder
+
+    def start_forwarding(self, number: int, forwarder: Forwarder) -> None:
+        self.shared.check_locked()
+        self.step(number).forwarder = forwarder
+        self.shared.instance.followers.append(forwarder)
+
+    def stop_forwarding(self, number: int) -> None:
+        self.shared.check_locked()
+        step = self.step(number)
+        if step.forwarder is not None:
+            self.shared.instance.followers.remove(step.forwarder)
+            step.forwarder = None
+
+    def end(self) -> None:
+        """Nothing more is forwarded, and the units may move again."""
+        with self.shared.lock:
+            for number in list(self._steps):
+                self.stop_forwarding(number)
+            if self.shipment.watcher in self.shared.instance.followers:
+                self.shared.instance.followers.remove(self.shipment.watcher)
+            if self.post in self.shared.event_listeners:
+                self.shared.event_listeners.remove(self.post)
+            if not self.resumed:
+                self.ownership.end_move(self.units)
+
+    # -- for those who look on ---------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        return self.figures.ended_ms is not None
+
+    def announce_news(self) -> None:
+        with self.news:
+            self.news_count += 1
+            self.news.notify_all()
+
+    def note_phase(self, phase: str) -> None:
+        """When something was last done: what a migration's time goes into."""
+        self.figures.phases.append((phase, (ports.now_s() - self.figures.began_s) * 1000))
+        if phase == "ended":
+            self.figures.ended_ms = self.services.clock_ms()
+            self.announce_news()
+
+    def count_sent(self, queued: Queued, sent_bytes: int) -> None:
+        if queued.forwarded:
+            self.figures.rows_forwarded += queued.forwarded
+            self.figures.bytes_forwarded += sent_bytes
+        else:
+            self.figures.bytes += sent_bytes
+
+
+def union(steps: tuple[Units, ...]) -> Units:
+    groups: frozenset[int] = frozenset().union(*(units.groups for units in steps))
+    keys: frozenset[int] = frozenset().union(*(units.keys for units in steps))
+    return Units(groups, keys)
