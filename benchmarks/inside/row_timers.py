@@ -17,10 +17,11 @@ from pyspark import TaskContext
 from benchmarks.experiments.stopwatch import ASKING, INPUT, ROUTER, Place, Stopwatch, note, replaced
 from benchmarks.workloads.tally import Tally
 from godwit import Outputs, Rows, Times
-from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.instance.chunk_applier import ChunkApplier
 from godwit.runtime.memory.durable_changes import DurableChanges
+from godwit.runtime.messages import OpenLane
 from godwit.runtime.router import router
 from godwit.runtime.router.links import Links
 from godwit.spark.define import operator_frame
@@ -30,8 +31,8 @@ from godwit.state.keyed_state import KeyedState
 Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 HOST: Final[Sequence[Place]] = (
-    (Exchange, "_opened", "gate"),
-    (Exchange, "_rows", "gate"),
+    (LaneExchange, "_open", "gate"),
+    (LaneExchange, "_apply", "gate"),
     (Gate, "let_in", "gate"),
     (ChunkApplier, "apply", "state"),
     (KeyedState, "prepare", "state"),
@@ -39,8 +40,8 @@ HOST: Final[Sequence[Place]] = (
     (DurableChanges, "prepare_entry", "changelog"),  # what the changelog is to hold is put into bytes here
     (Changelog, "append", "changelog"),
     (Changelog, "flush", "changelog"),
-    (Exchange, "_finish", "changelog"),
-    (Exchange, "answer", "answer"),
+    (LaneExchange, "_finish", "changelog"),
+    (LaneExchange, "answer", "answer"),
 )
 ROUTER_PLACES: Final[Sequence[Place]] = tuple((Links, name, ASKING) for name in ("open", "send", "receive", "finish"))
 
@@ -58,7 +59,7 @@ class Timed(Tally):
     def open(self) -> None:
         self._undo, self._watch = ExitStack(), Stopwatch()
         self._undo.enter_context(self._watch.around(HOST))
-        self._undo.enter_context(replaced(Exchange, "_finish", self._noted(Exchange._finish)))
+        self._undo.enter_context(replaced(LaneExchange, "_finish", self._noted(LaneExchange._finish)))
         self._process = self._watch.timed(super().process, "processor")
 
     def process(self, rows: Rows, state: Any, times: Times) -> Outputs:
@@ -70,9 +71,9 @@ class Timed(Tally):
     def _noted(self, finish: Callable[..., None]) -> Callable[..., None]:
         """A lane that has finished has finished the batch: there is but one."""
 
-        def run(exchange: Exchange, shared: Any, request: Any, *rest: Any) -> None:
-            finish(exchange, shared, request, *rest)
-            note(self._lines, request.batch, self._watch.taken())
+        def run(exchange: LaneExchange, shared: Any, lane: OpenLane, *rest: Any) -> None:
+            finish(exchange, shared, lane, *rest)
+            note(self._lines, lane.batch, self._watch.taken())
 
         return run
 
@@ -92,7 +93,7 @@ def timed_body(body: Body, lines: str) -> Body:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         watch = Stopwatch()
         # A worker lives on after its task, so all is as it was when the task ends.
-        with watch.around(ROUTER_PLACES), replaced(router, "WINDOWS_MAX", 1):
+        with watch.around(ROUTER_PLACES), replaced(router, "IN_FLIGHT_MAX", 1):
             outputs = watch.timed(body, ROUTER)(watch.drawn(batches, INPUT))
             yield from watch.drawn(outputs, ROUTER)
         context = TaskContext.get()

@@ -37,7 +37,7 @@ class KilledCount(Count):
 
 
 def arm(plan: dict[str, int], marks: Path) -> None:
-    from godwit.runtime.host.exchange import Exchange
+    from godwit.runtime.host.exchange import LaneExchange
     from godwit.runtime.instance.instance import Instance
     from godwit.state.changelog import Changelog
 
@@ -66,18 +66,18 @@ def arm(plan: dict[str, int], marks: Path) -> None:
         armed.armed = True  # type: ignore[attr-defined]
         setattr(owner, name, armed)
 
-    plain_worked = Exchange.worked
+    plain_worked = LaneExchange.worked
 
     def worked(self: Any, shared: Any, job: Any) -> Any:
         def noted(instance: Instance) -> Any:
-            here.update(host=self._host, batch=instance.progress.batch)
+            here.update(host=self._port.host, batch=instance.progress.batch)
             return job(instance)
 
         return plain_worked(self, shared, noted)
 
-    Exchange.worked = worked  # type: ignore[method-assign]
+    LaneExchange.worked = worked  # type: ignore[method-assign]
     around(Instance, "_record", before="staged")
     around(Instance, "apply", after="merged")
     around(Changelog, "append", after="in line")
-    around(Exchange, "answer", before="written")
-    around(Exchange, "_finish", before="finishing", after="finished")
+    around(LaneExchange, "answer", before="written")
+    around(LaneExchange, "_finish", before="finishing", after="finished")

@@ -19,6 +19,7 @@ import pyarrow as pa
 import godwit
 from godwit.model.units import Units
 from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.messages import GetMarks
 from godwit.runtime.router.routing_table import read_routing, write_routing
 from godwit.runtime.takeover.rescue import Estate, Inherited, dealt, fenced, settle
 from godwit.transport import typed
@@ -124,8 +125,7 @@ class Belfry:
     def mark(self, host: str) -> dict[str, Any]:
         client = self.nest.client(host)
         try:
-            mark: dict[str, Any] = client.call("marks")["marks"][OPERATOR]
-            return mark
+            return typed.ask(client, GetMarks()).marks[OPERATOR]
         finally:
             client.close()
 

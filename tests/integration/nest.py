@@ -24,16 +24,19 @@ import pyarrow as pa
 from godwit.errors import StaleRun
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.runtime.controller import Controller, operator_json
+from godwit.runtime.controller import Controller, DriverAnswers
 from godwit.runtime.host.host import HostConfig
 from godwit.runtime.liveness.leases import Lease, host_directory, read_lease, write_owner
+from godwit.runtime.messages import Admit, Define, FetchState, OperatorDefinition
 from godwit.runtime.processor.native import NativeAdapter, Processor
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.router.route import Route, Task
 from godwit.runtime.router.router import Router
 from godwit.state.changelog import Durability
 from godwit.state.keys import KeyCodec
+from godwit.transport import typed
 from godwit.transport.flight import Client
+from godwit.transport.typed import Reply, Request
 from tests.spark.flocks import Count, wait_until
 
 INPUT = pa.schema([("key", pa.int64()), ("n", pa.int64())])
@@ -68,15 +71,17 @@ class Nest:
         self.durability: Durability = "process"
         names = self.routing.hosts
         self.peers: dict[str, str | None] = dict(zip(names, (*names[1:], names[0]), strict=True))  # who backs up whom
-        self.controller = Controller("127.0.0.1", self.token, self._admit, list, backup_peer=self.peers.get)
+        self.controller = Controller(
+            "127.0.0.1", self.token, DriverAnswers(self._admit, list, backup_peer=self.peers.get)
+        )
         self.operator = operator_of(processor or Count(), **spec)
         self.controller.add(self.operator)
         self.bind = "127.0.0.1"
         self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
 
-    def _admit(self, request: dict[str, Any]) -> None:
-        if request["run"] not in self.runs:
-            raise StaleRun(f"run {request['run']} is no longer active")
+    def _admit(self, request: Admit) -> None:
+        if request.run not in self.runs:
+            raise StaleRun(f"run {request.run} is no longer active")
 
     def config(self, host: str) -> HostConfig:
         return HostConfig(
@@ -155,23 +160,34 @@ class Nest:
         assert lease is not None
         return Client(lease.address, token or self.token)
 
+    def ask(self, host: str, request: Request[Reply]) -> Reply:
+        client = self.client(host)
+        try:
+            return typed.ask(client, request)
+        finally:
+            client.close()
+
+    def fetch(self, host: str, committed_batch: int) -> list[pa.RecordBatch]:
+        """All state of a host, as changes."""
+        client = self.client(host)
+        try:
+            return list(typed.fetch(client, FetchState(OPERATOR, committed_batch))[1])
+        finally:
+            client.close()
+
     def state(self, committed_batch: int) -> dict[int, int]:
         """All hosts' state, as key -> n."""
         from godwit.runtime.reading.export import rows_of_state
 
         found: dict[int, int] = {}
         for host in self.routing.hosts:
-            client = self.client(host)
-            changes = list(client.fetch(operator=OPERATOR, committed_batch=committed_batch)[1])
-            client.close()
+            changes = self.fetch(host, committed_batch)
             for table in rows_of_state(self.operator.spec, changes, host, 1):
                 found |= {row["key"]: row["state"]["n"] for row in table.to_pylist()}
         return found
 
     def define(self, host: str) -> None:
-        client = self.client(host)
-        client.call("define", operator=operator_json(self.operator))
-        client.close()
+        self.ask(host, Define(OperatorDefinition.of(self.operator)))
 
     def close(self) -> None:
         for processes in self._processes.values():

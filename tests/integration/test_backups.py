@@ -15,12 +15,13 @@ from godwit.errors import CheckpointCorrupt, StaleGeneration
 from godwit.runtime.backup.records import Record, Records, mirror_directory
 from godwit.runtime.host.host import Host
 from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.messages import GetStatus, Stop
 from godwit.runtime.router.routing_table import write_routing
 from godwit.state.changelog import Durability
 from godwit.state.fencing import claim
 from tests.integration.nest import OPERATOR, Nest
 from tests.integration.test_migration import Flow, ended, groups_of, migrate
-from tests.integration.test_takeover import ask, taken_over
+from tests.integration.test_takeover import taken_over
 from tests.spark.flocks import wait_until
 
 
@@ -32,8 +33,7 @@ def nest(tmp_path: Path) -> Iterator[Nest]:
 
 
 def status(nest: Nest, host: str) -> dict[str, Any]:
-    found: dict[str, Any] = ask(nest, host, "status")["backup"]
-    return found
+    return nest.ask(host, GetStatus()).backup
 
 
 def wait_stands(nest: Nest, *hosts: str) -> None:
@@ -218,7 +218,7 @@ def test_a_flock_that_is_closed_leaves_backups_that_stand(nest: Nest) -> None:
     wait_stands(nest, "host-0", "host-1")
     flow.end()
     for host in nest.routing.hosts:
-        ask(nest, host, "stop")
+        nest.ask(host, Stop())
     assert [nest.process(host).wait(20) for host in nest.routing.hosts] == [0, 0]
     assert [newest(nest, host).state for host in nest.routing.hosts] == ["kept", "kept"]
     lose_directory(nest, "host-0")

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from godwit.errors import StaleGeneration
+from godwit.runtime.messages import GetStatus
 from godwit.state.changelog import Changelog
 from godwit.state.mounts import mount_of
 from godwit.state.probing import probe
+from godwit.transport import typed
 from tests.integration.nest import Nest, rows
 from tests.integration.test_stopped_hosts import continued, stopped
 from tests.unit.test_fencing import answered, opened
@@ -70,7 +72,7 @@ def test_a_real_host_that_was_stopped_ends_itself_when_it_is_continued(machines:
     try:
         assert len(list(nest.run(0, "0", [rows(range(500))]))) == 500
         client = nest.client("host-0")
-        assert client.call("status")["storage"] == {"file_system": "fuse", "network": True, "durability": "disk"}
+        assert typed.ask(client, GetStatus()).storage == {"file_system": "fuse", "network": True, "durability": "disk"}
         client.close()
         process = stopped(nest, "host-0")
         successor, seen = Changelog.open(there / "godwit" / "hosts" / "host-0")

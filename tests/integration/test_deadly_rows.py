@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from godwit.errors import RowKillsHost
+from godwit.runtime.messages import FetchState
 from godwit.runtime.processor.dead_letters import rows_of_letters
 from godwit.runtime.processor.rows import column
 from godwit.state.ledger import Ledger
+from godwit.transport import typed
 from tests.integration.nest import OPERATOR, Nest, operator_of, rows
 from tests.spark.flocks import Count
 
@@ -116,7 +118,7 @@ def _letters(nest: Nest, committed_batch: int) -> list[dict[str, Any]]:
     letters = []
     for host in nest.routing.hosts:
         client = nest.client(host)
-        changes = list(client.fetch(operator=OPERATOR, committed_batch=committed_batch)[1])
+        changes = list(typed.fetch(client, FetchState(OPERATOR, committed_batch))[1])
         client.close()
         for table in rows_of_letters(nest.operator.spec, changes, host, 1):
             letters += table.to_pylist()

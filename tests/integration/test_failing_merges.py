@@ -11,6 +11,8 @@ import pytest
 
 from godwit.runtime.host.host import HostConfig
 from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.messages import GetStatus
+from godwit.transport import typed
 from tests.integration.nest import Nest, rows
 from tests.spark.flocks import wait_until
 
@@ -32,7 +34,7 @@ def nest(tmp_path: Path) -> Iterator[Nest]:
 def status(nest: Nest) -> dict[str, Any]:
     client = nest.client("host-0")
     try:
-        return client.call("status")
+        return typed.ask(client, GetStatus())
     finally:
         client.close()
 

@@ -14,8 +14,10 @@ import pytest
 
 import godwit
 from godwit.errors import NotReplayable
+from godwit.runtime.messages import GetStatus
 from godwit.runtime.processor.merging import BLOCK_ROWS, Merge
 from godwit.runtime.router import pace
+from godwit.transport import typed
 from tests.integration.nest import HASHED, OPERATOR, Nest, operator_of, route_hash
 
 MERGE: Merge = (("n", "sum"),)
@@ -77,7 +79,7 @@ def applied(nest: Nest) -> int:
     total = 0
     for host in nest.routing.hosts:
         client = nest.client(host)
-        total += client.call("status")["instances"][0]["rows"]
+        total += typed.ask(client, GetStatus()).instances[0]["rows"]
         client.close()
     return total
 
@@ -110,11 +112,11 @@ def test_attempt_that_stopped_half_way_is_completed_by_the_next(nest: Nest, monk
     """The first believes that hosts are slow and sends few rows at once; what is merged does not follow from that."""
     define(nest, merges=True)
     nest.start_all()
-    monkeypatch.setitem(pace._known, OPERATOR, 1_000.0)
+    monkeypatch.setitem(pace._rates, OPERATOR, 1_000.0)
     attempt = nest.run(0, "0", fed(BLOCK_ROWS // 2), merge=MERGE)
     began = [next(attempt) for _ in range(3)]
     attempt.close()
-    monkeypatch.delitem(pace._known, OPERATOR)
+    monkeypatch.delitem(pace._rates, OPERATOR)
     again = list(nest.run(0, "0", fed(50_000), merge=MERGE))
     assert again[:3] == began
     assert last_totals(again) == truth()
@@ -158,5 +160,5 @@ def test_late_declaration_is_kept_with_the_definition(nest: Nest) -> None:
     nest.define("host-0")
     assert replace(nest.operator.spec, merge=()).differences(nest.operator.spec) == [], "state is the same either way"
     client = nest.client("host-0")
-    assert client.call("status")["instances"][0]["merges"] is True
+    assert typed.ask(client, GetStatus()).instances[0]["merges"] is True
     client.close()

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from godwit.runtime.host.host import HostConfig
+from godwit.runtime.messages import GetStatus
+from godwit.transport import typed
 from tests.integration.nest import Nest, rows
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -27,7 +29,7 @@ class SmallNest(Nest):
 
     def memory(self, host: str = "host-0") -> dict[str, Any]:
         client = self.client(host)
-        (instance,) = client.call("status")["instances"]
+        (instance,) = typed.ask(client, GetStatus()).instances
         client.close()
         return instance
 

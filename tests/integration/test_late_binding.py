@@ -24,12 +24,24 @@ from godwit.model.refusals import Refusals
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
 from godwit.runtime.liveness.leases import Lease, end_lease, host_directory, write_lease
+from godwit.runtime.messages import (
+    ApplyRows,
+    FinishLane,
+    LaneFinished,
+    LaneOpened,
+    OpenLane,
+    OwnerHint,
+    RefusedRows,
+    RowsApplied,
+)
+from godwit.runtime.router import router
 from godwit.runtime.router.route import Route, Task
-from godwit.runtime.router.router import WINDOWS_MAX, Router, router
+from godwit.runtime.router.router import IN_FLIGHT_MAX, Router
 from godwit.runtime.router.routing_table import write_routing
 from godwit.state.ledger import with_rows
-from godwit.transport import wire
+from godwit.transport import typed, wire
 from godwit.transport.flight import Service
+from godwit.transport.typed import Message
 
 GROUPS = 8
 INPUT = pa.schema([("key", pa.int64()), ("n", pa.int64())])
@@ -108,7 +120,7 @@ class StandIn:
         self.carried: list[bool] = []
         self.before: Callable[[int], None] = lambda _: None  # called before a chunk is looked at, with its number
         self.after: Callable[[int], None] = lambda _: None  # called when it is applied and not answered yet
-        self.notes: list[dict[str, Any]] = []
+        self.received: list[Message] = []
         self.refused: list[int] = []  # how many rows of each chunk
         self.opened = 0
         self.generation = 0
@@ -130,67 +142,67 @@ class StandIn:
         for service in self.services:
             service.stop(5)
 
-    def chunks(self) -> list[dict[str, Any]]:
-        return [note for note in self.notes if note["kind"] == "rows"]
+    def chunks(self) -> list[ApplyRows]:
+        return [message for message in self.received if isinstance(message, ApplyRows)]
 
-    def finishes(self) -> list[dict[str, Any]]:
-        return [note for note in self.notes if note["kind"] == "finish"]
+    def finishes(self) -> list[FinishLane]:
+        return [message for message in self.received if isinstance(message, FinishLane)]
 
     def _exchange(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
         writer.begin(with_rows(OUTPUT))
         with self.sky.lock:
             self.opened += 1
-            self.carried.append(header["carries"])
-            writer.write_metadata(wire.pack("opened", lsn=0, generation=self.generation))
+            self.carried.append(typed.from_header(header, OpenLane).carries)
+            writer.write_metadata(typed.pack(LaneOpened(0, self.generation)))
         refusals, answers = Refusals(), 0
         while True:
             try:
-                message = reader.read_chunk()
+                received = reader.read_chunk()
             except StopIteration:
                 return
-            note = wire.unpack(message.app_metadata, "rows", "finish")
+            message = typed.unpack(received.app_metadata, ApplyRows, FinishLane)
             try:
                 with self.sky.lock:
-                    self.notes.append(note)
-                    if note["kind"] == "finish":
-                        writer.write_metadata(wire.pack("finished", also=self.also))
+                    self.received.append(message)
+                    if not isinstance(message, ApplyRows):
+                        writer.write_metadata(typed.pack(LaneFinished(tuple(self.also))))
                         return
                     answers += 1
-                    self._chunk(note, message.data, refusals, answers, writer)
+                    self._chunk(message, received.data, refusals, answers, writer)
             except NotReplayable as error:
                 writer.write_metadata(wire.pack_error(error))
                 return
             except Broken as broken:
                 raise flight.FlightUnavailableError("gone") from broken
 
-    def _chunk(self, note: dict[str, Any], data: pa.RecordBatch, refusals: Refusals, answer: int, writer: Any) -> None:
+    def _chunk(self, message: ApplyRows, data: pa.RecordBatch, refusals: Refusals, answer: int, writer: Any) -> None:
         number = len(self.chunks())
         self.before(number)
-        refusals.dealt_with(note["seen"])
+        refusals.dealt_with(message.seen)
         outputs, refused = [], []
         for row in data.to_pylist():
             at, key, hash_ = row[wire.ROW], row["key"], row[wire.HASH]
-            if self._hint(hash_)[0] != self.name or (hash_ in refusals and not note["again"]):
+            if self._hint(hash_)[0] != self.name or (hash_ in refusals and not message.again):
                 refused.append((at, hash_))
             else:
-                outputs.append({"__godwit_row": at} | self._apply(note["lane"], at, key, row["n"]))
+                outputs.append({"__godwit_row": at} | self._apply(message.lane, at, key, row["n"]))
         refusals.add(answer, [hash_ for _, hash_ in refused])
         self.refused.append(len(refused))
         self.after(number)
-        answered = wire.pack("outputs", lsn=0, **({"refused": self._said(refused)} if refused else {}))
+        answered = typed.pack(RowsApplied(0, self._refusal(refused) if refused else None))
         writer.write_with_metadata(pa.RecordBatch.from_pylist(outputs, with_rows(OUTPUT)), answered)
 
     def _hint(self, hash_: int) -> Hint:
         return self.apart.get(hash_, self.view[hash_ % GROUPS])
 
-    def _said(self, refused: list[tuple[int, int]]) -> dict[str, Any]:
+    def _refusal(self, refused: list[tuple[int, int]]) -> RefusedRows:
         hashes = {hash_ for _, hash_ in refused}
         groups = {hash_ % GROUPS for hash_ in hashes - self.apart.keys()}
-        return {
-            "rows": [at for at, _ in refused],
-            "groups": [[group, *self.view[group]] for group in sorted(groups)],
-            "keys": [[key, *self.apart[key]] for key in sorted(hashes & self.apart.keys())],
-        }
+        return RefusedRows(
+            [at for at, _ in refused],
+            tuple(OwnerHint(group, *self.view[group]) for group in sorted(groups)),
+            tuple(OwnerHint(key, *self.apart[key]) for key in sorted(hashes & self.apart.keys())),
+        )
 
     def _apply(self, lane: str, at: int, key: int, n: int) -> dict[str, Any]:
         if (lane, at) not in self.sky.ledger:
@@ -250,8 +262,8 @@ def test_old_table_costs_one_round_for_windows_in_flight_and_none_after(sky: Sky
         sky.move(group, "host-2")
     given = windows(10)
     assert_exact(sky, sky.run(TWO, given), given)
-    assert len(sky.hosts["host-1"].chunks()) == WINDOWS_MAX
-    assert [note["again"] for note in sky.hosts["host-2"].chunks()] == [True] * WINDOWS_MAX + [False] * 7
+    assert len(sky.hosts["host-1"].chunks()) == IN_FLIGHT_MAX
+    assert [note.again for note in sky.hosts["host-2"].chunks()] == [True] * IN_FLIGHT_MAX + [False] * 7
     assert sky.hosts["host-0"].refused == [0] * 10
     assert sky.hosts["host-2"].refused == [0] * 10
 
@@ -276,7 +288,7 @@ def test_file_that_is_newer_than_the_route_saves_the_round(sky: Sky) -> None:
     given = windows(4)
     assert_exact(sky, sky.run(TWO, given), given)
     assert not sky.hosts["host-1"].chunks()
-    assert not any(note["again"] for note in sky.hosts["host-2"].chunks())
+    assert not any(note.again for note in sky.hosts["host-2"].chunks())
     assert sky.hosts["host-1"].opened == 1, "it is in the file, so the batch concerns it"
 
 
@@ -303,7 +315,7 @@ def test_one_refusal_reads_the_file_and_learns_of_all_groups(sky: Sky) -> None:
     one_group = [rows(range(at, at + 1)) for at in (4, 12, 20)]
     given = [*one_group, *windows(6)[3:]]
     assert_exact(sky, sky.run(TWO, given), given)
-    assert len(sky.hosts["host-1"].chunks()) == WINDOWS_MAX
+    assert len(sky.hosts["host-1"].chunks()) == IN_FLIGHT_MAX
 
 
 def test_host_that_only_the_file_tells_of_is_opened_when_a_row_is_for_it(sky: Sky) -> None:
@@ -312,7 +324,7 @@ def test_host_that_only_the_file_tells_of_is_opened_when_a_row_is_for_it(sky: Sk
     def before(number: int) -> None:
         if number == 1:
             sky.move(4, "host-2")
-        if number == WINDOWS_MAX:  # too late for the windows in flight, which have no row of it
+        if number == IN_FLIGHT_MAX:  # too late for the windows in flight, which have no row of it
             sky.move(5, "host-3")
             joined = TWO.joined(["host-2", "host-3"])
             moved = joined.moved({Unit("group", 4): 2}, "host-2").moved({Unit("group", 5): 2}, "host-3")
@@ -321,7 +333,7 @@ def test_host_that_only_the_file_tells_of_is_opened_when_a_row_is_for_it(sky: Sk
     sky.hosts["host-1"].before = before
     given = [*(rows(range(at, at + 1)) for at in (4, 12, 20)), *windows(6)[3:]]
     assert_exact(sky, sky.run(TWO, given), given)
-    assert [note["again"] for note in sky.hosts["host-3"].chunks()] == [False] * 3
+    assert [note.again for note in sky.hosts["host-3"].chunks()] == [False] * 3
 
 
 # -- order -----------------------------------------------------------------------------------------------------------
@@ -340,10 +352,10 @@ def test_group_that_goes_and_comes_back_between_windows_keeps_its_order(sky: Sky
     given = windows(8)
     assert_exact(sky, sky.run(TWO, given), given)
     assert a.refused[:3] == [1, 1, 1], "what was refused once stays refused until the router has caught up"
-    fresh = [note for note in a.chunks() if not note["again"]]
+    fresh = [note for note in a.chunks() if not note.again]
     assert len(fresh) == 8
-    assert [note["seen"] for note in fresh[:3]] == [0, 0, 0]
-    assert fresh[3]["seen"] == 6, "three windows, each with a round back to it"
+    assert [note.seen for note in fresh[:3]] == [0, 0, 0]
+    assert fresh[3].seen == 6, "three windows, each with a round back to it"
     assert a.refused[-5:] == [0] * 5
     assert {(host, n) for host, key, n in sky.applied if key == 4} == {("host-1", 4 + 8 * at) for at in range(8)}
 
@@ -360,7 +372,7 @@ def test_loan_that_is_taken_back_ends_at_the_origin_though_no_epoch_tells(sky: S
     given = windows(6)
     assert_exact(sky, sky.run(TWO, given), given)
     assert all(host == "host-1" for host, key, _ in sky.applied if key == 4)
-    assert sum(target.refused) == WINDOWS_MAX, "each window in flight asks it once"
+    assert sum(target.refused) == IN_FLIGHT_MAX, "each window in flight asks it once"
 
 
 def test_rows_behind_a_refused_one_are_held_back_from_a_restarted_host(sky: Sky) -> None:
@@ -381,7 +393,7 @@ def test_rows_behind_a_refused_one_are_held_back_from_a_restarted_host(sky: Sky)
     assert_exact(sky, sky.run(TWO, given), given)
     assert origin.opened == 2
     # One that was answered, one that broke the stream, and two that are said again on a stream that starts counting anew.
-    assert [note["seen"] for note in origin.chunks()[:4]] == [0, 0, 0, 0]
+    assert [note.seen for note in origin.chunks()[:4]] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -509,7 +521,7 @@ def test_hosts_that_joined_are_opened_and_finished_too(sky: Sky) -> None:
         "host-2": [False],
         "host-3": [False],
     }, "outputs of timers leave before all rows, so only those who are known from the start give theirs"
-    finishes = {name: [note["hosts"] for note in host.finishes()] for name, host in sky.hosts.items()}
+    finishes = {name: [list(note.hosts) for note in host.finishes()] for name, host in sky.hosts.items()}
     two = ["host-0", "host-1"]
     assert finishes == {
         "host-0": [two],
@@ -553,7 +565,7 @@ def test_key_that_was_moved_apart_is_learnt_without_its_group(sky: Sky) -> None:
     sky.hosts["host-1"].apart = sky.hosts["host-2"].apart = {hot: ("host-2", 2)}
     given = windows(6, size=16, keys=16)
     assert_exact(sky, sky.run(TWO, given), given)
-    assert sum(sky.hosts["host-1"].refused) == WINDOWS_MAX
+    assert sum(sky.hosts["host-1"].refused) == IN_FLIGHT_MAX
     assert {host for host, key, _ in sky.applied if key == hot} == {"host-2"}
     assert {host for host, key, _ in sky.applied if key == 4} == {"host-1"}
 
@@ -565,5 +577,5 @@ def test_key_that_went_back_to_its_group_is_forgotten_as_apart(sky: Sky) -> None
         sky.hosts[host].view[4] = ("host-1", 3)
     given = windows(6, size=16, keys=16)
     assert_exact(sky, sky.run(table, given), given)
-    assert sum(sky.hosts["host-2"].refused) == WINDOWS_MAX
+    assert sum(sky.hosts["host-2"].refused) == IN_FLIGHT_MAX
     assert {host for host, key, _ in sky.applied if key % GROUPS == 4} == {"host-1"}

@@ -13,6 +13,8 @@ import pytest
 
 import godwit
 from godwit.control.offered_rate import offered
+from godwit.runtime.messages import GetStatus
+from godwit.transport import typed
 from tests.integration.nest import HASHED, Nest, route_hash
 from tests.spark.flocks import Count, wait_until
 
@@ -43,7 +45,7 @@ def told(nest: Nest) -> dict[str, dict[str, Any]]:
     found = {}
     for host in nest.routing.hosts:
         client = nest.client(host)
-        (found[host],) = client.call("status")["instances"]
+        (found[host],) = typed.ask(client, GetStatus()).instances
         client.close()
     return found
 

@@ -17,6 +17,7 @@ from godwit.migration import PROTOCOLS
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.host.host import Host
+from godwit.runtime.messages import AdoptMarks, GetMarks, GetStatus, SetRoster, Stop
 from godwit.runtime.router.routing_table import write_routing
 from godwit.transport import typed
 from tests.integration.nest import OPERATOR, Nest, route_hash, rows
@@ -249,7 +250,7 @@ def keys_on(nest: Nest) -> dict[str, int]:
     found = {}
     for host in nest.routing.hosts:
         client = nest.client(host)
-        found[host] = client.call("status")["instances"][0]["keys"]
+        found[host] = typed.ask(client, GetStatus()).instances[0]["keys"]
         client.close()
     return found
 
@@ -258,11 +259,11 @@ def join(nest: Nest, host: str) -> None:
     """What a flock does when it gets another host."""
     nest.start(host)
     donor, new = nest.client(nest.routing.hosts[0]), nest.client(host)
-    new.call("adopt", marks=donor.call("marks")["marks"])
+    typed.ask(new, AdoptMarks(typed.ask(donor, GetMarks()).marks))
     nest.routing = nest.routing.joined([host])
     write_routing(str(nest.checkpoint), OPERATOR, nest.routing)
     for client in (donor, new):
-        client.call("roster", hosts=list(nest.routing.hosts))
+        typed.ask(client, SetRoster(nest.routing.hosts))
         client.close()
 
 
@@ -281,10 +282,10 @@ def test_a_host_that_joins_takes_over_and_one_that_is_emptied_leaves(nest: Nest)
     write_routing(str(nest.checkpoint), OPERATOR, nest.routing)
     for host in nest.routing.hosts:
         client = nest.client(host)
-        client.call("roster", hosts=list(nest.routing.hosts))
+        typed.ask(client, SetRoster(nest.routing.hosts))
         client.close()
     client = nest.client("host-0")
-    client.call("stop")
+    typed.ask(client, Stop())
     client.close()
     nest.process("host-0").wait(30)
     flow.wait_batches(3)

@@ -15,9 +15,10 @@ import pyarrow.flight as flight
 import pytest
 
 from godwit.errors import HostUnavailable, MalformedRequest, NotReplayable, StaleGeneration, StaleRun, WrongToken
+from godwit.runtime.messages import FetchState, GetStatus, LaneOpened
 from godwit.runtime.router import pace
 from godwit.runtime.router.pace import ROWS_MIN
-from godwit.transport import wire
+from godwit.transport import typed, wire
 from tests.integration.nest import INPUT, OPERATOR, Nest, route_hash, rows
 from tests.spark.flocks import Count, assert_exact
 
@@ -244,14 +245,16 @@ def test_a_wrong_token_is_refused_on_every_path(nest: Nest) -> None:
     nest.start_all()
     client = nest.client("host-0", token="guessed")
     with pytest.raises(WrongToken, match="does not accept this token"):
-        client.call("status")
+        typed.ask(client, GetStatus())
     with pytest.raises(flight.FlightUnauthenticatedError):
-        list(client.fetch(operator=OPERATOR, committed_batch=0)[1])
+        list(typed.fetch(client, FetchState(OPERATOR, 0))[1])
     client.close()
     with pytest.raises(WrongToken):
         list(nest.run(0, "0", [rows(range(5))], token="guessed"))
     with pytest.raises(flight.FlightUnauthenticatedError):
-        flight.connect(f"grpc+tcp://{nest.controller.address}").do_action(flight.Action("definitions", b"")).__next__()
+        flight.connect(f"grpc+tcp://{nest.controller.address}").do_action(
+            flight.Action("get_definitions", b"")
+        ).__next__()
     assert list(nest.run(0, "0", [rows(range(5))])), "the host still serves"
 
 
@@ -260,10 +263,11 @@ def test_a_wrong_token_is_refused_on_every_path(nest: Nest) -> None:
     [
         (b"\x00\xff", "readable header"),
         (b"[1, 2]", "no kind"),
-        (b'{"v": 99, "kind": "exchange"}', "wire version 99"),
-        (wire.pack("exchange"), "'operator'"),
-        (wire.pack("exchange", operator=OPERATOR, query="q", run="r", batch="three", lane="0"), "'batch'"),
-        (wire.pack("exchange", operator=OPERATOR, query="q", run="r", batch=3), "'lane'"),
+        (b'{"v": 99, "kind": "open_lane"}', "wire version 99"),
+        (wire.pack("exchange"), "where one of open_lane"),
+        (wire.pack("open_lane"), "'operator'"),
+        (wire.pack("open_lane", operator=OPERATOR, query="q", run="r", batch="three", lane="0"), "'batch'"),
+        (wire.pack("open_lane", operator=OPERATOR, query="q", run="r", batch=3), "'lane'"),
     ],
 )
 def test_a_malformed_exchange_is_refused_by_name(nest: Nest, command: bytes, said: str) -> None:
@@ -272,7 +276,7 @@ def test_a_malformed_exchange_is_refused_by_name(nest: Nest, command: bytes, sai
     writer.begin(INPUT)
     with pytest.raises((flight.FlightServerError, MalformedRequest), match=said):
         wire.unpack(reader.read_chunk().app_metadata)
-    nest.client("host-0").call("status")
+    nest.ask("host-0", GetStatus())
 
 
 def test_malformed_actions_rows_and_fetches_are_refused_by_name(nest: Nest) -> None:
@@ -281,21 +285,21 @@ def test_malformed_actions_rows_and_fetches_are_refused_by_name(nest: Nest) -> N
     with pytest.raises(MalformedRequest, match="unknown action 'dance'"):
         client.call("dance")
     with pytest.raises(MalformedRequest, match="'operator'"):
-        client.call("drop", operator=5)
+        client.call("clear_letters", operator=5)
     with pytest.raises(MalformedRequest, match="'operator'"):
         client.call("define")
     with pytest.raises(flight.FlightServerError, match="GODWIT-MALFORMED-REQUEST"):
-        list(client.fetch(operator=None)[1])
-    for note in (b"?", wire.pack("sing"), wire.pack("finish")):
+        list(client.fetch("fetch_state", operator=None)[1])
+    for note in (b"?", wire.pack("sing"), wire.pack("finish_lane")):
         writer, reader = exchange(
-            nest, "host-0", wire.pack("exchange", operator=OPERATOR, query="q", run="run-1", batch=0, lane="0")
+            nest, "host-0", wire.pack("open_lane", operator=OPERATOR, query="q", run="run-1", batch=0, lane="0")
         )
         writer.begin(INPUT)
-        assert wire.unpack(reader.read_chunk().app_metadata, "opened")
+        assert typed.unpack(reader.read_chunk().app_metadata, LaneOpened)
         writer.write_metadata(note)
         with pytest.raises(MalformedRequest):
             wire.unpack(reader.read_chunk().app_metadata)
-    client.call("status")
+    typed.ask(client, GetStatus())
     client.close()
 
 
@@ -322,7 +326,7 @@ class Slow(Count):
 
 
 def test_rows_that_take_long_are_sent_in_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(pace._known, OPERATOR, raising=False)  # what other tests have left
+    monkeypatch.delitem(pace._rates, OPERATOR, raising=False)  # what other tests have left
     nest = Nest(tmp_path, hosts=1, processor=Slow()).start_all()
     try:
         sizes = [[row["size"] for row in nest.run(batch, "0", [rows(range(2_000), 50)])] for batch in (0, 1)]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,9 +16,11 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.liveness.slot_offers import SlotOffers, TaskSlot
 from godwit.runtime.liveness.waits import Waits
+from godwit.runtime.messages import OfferSlot, SlotClaimed
 from godwit.runtime.reading.state_reader import StateReader
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.route import Route, Task
+from godwit.transport import typed
 from godwit.transport.flight import Service
 from tests.integration.nest import operator_of
 from tests.spark.flocks import Count
@@ -35,9 +36,9 @@ class Driver:
     leave_at: int = 1
     asked: list[int] = field(default_factory=list)
 
-    def waits(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(request["attempt"])
-        return {"leave": len(self.asked) >= self.leave_at}
+    def waits(self, request: OfferSlot) -> SlotClaimed:
+        self.asked.append(request.attempt)
+        return SlotClaimed(len(self.asked) >= self.leave_at)
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def driver() -> Driver:
 
 @pytest.fixture
 def address(driver: Driver) -> Iterator[str]:
-    service = Service("127.0.0.1", TOKEN, {"waits": driver.waits})
+    service = Service("127.0.0.1", TOKEN, typed.actions({OfferSlot: driver.waits}))
     yield f"127.0.0.1:{service.port}"
     service.stop(2.0)
 

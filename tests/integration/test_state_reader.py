@@ -12,7 +12,9 @@ import pytest
 
 from godwit.errors import HostUnavailable, StaleGeneration
 from godwit.runtime.liveness.leases import write_owner
+from godwit.runtime.messages import Stop
 from godwit.runtime.reading.state_reader import StateReader
+from godwit.transport import typed
 from tests.integration.nest import Nest, route_hash, rows
 from tests.integration.test_migration import ended, groups_of, migrate
 
@@ -70,7 +72,7 @@ def test_a_host_that_has_left_since_it_was_asked_for(nest: Nest) -> None:
     migrate(nest, "host-0", "host-1", "live", [{"groups": groups_of(nest, "host-0"), "keys": []}])
     ended(nest, "host-0")
     client = nest.client("host-0")
-    client.call("stop")
+    typed.ask(client, Stop())
     client.close()
     nest.process("host-0").wait()
     assert counted(reader.read(0)) + counted(reader.read(1)) == once()

@@ -15,6 +15,7 @@ from godwit.runtime import messages
 from godwit.runtime.host.host import Host
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import read_will
+from godwit.runtime.messages import GetStatus
 from godwit.runtime.router.routing_table import read_routing, write_routing
 from godwit.runtime.takeover import rescue
 from godwit.runtime.takeover.rescue import Estate, Inherited, Shares, dealt, fenced, settle
@@ -37,14 +38,6 @@ def ask(nest: Nest, host: str, request: typed.Request[Reply]) -> Reply:
     client = nest.client(host)
     try:
         return typed.ask(client, request)
-    finally:
-        client.close()
-
-
-def status_of(nest: Nest, host: str) -> dict[str, Any]:
-    client = nest.client(host)
-    try:
-        return client.call("status")
     finally:
         client.close()
 
@@ -128,7 +121,7 @@ def test_copies_are_dropped_when_their_origin_is_back(nest: Nest) -> None:
     keys = len(nest.state(flow.batch))
 
     def held() -> int:
-        status = [status_of(nest, host)["instances"][0]["keys"] for host in nest.routing.hosts]
+        status = [nest.ask(host, GetStatus()).instances[0]["keys"] for host in nest.routing.hosts]
         return sum(status)
 
     wait_until(lambda: held() <= max(keys, len(flow.seen.counts)), what="the copies are gone")

@@ -15,12 +15,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.runtime.controller import operator_json
-from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Chunk, Work
+from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.spark.pyspark_api.stateful import RowAdapter, describe
@@ -99,8 +100,10 @@ class BenchHost:
         self.instances = Instances("host-0", self.log, Watch(lambda _: None), lambda: 0, set, routing, memory_max_bytes)
         for part in recovered.parts():
             self.instances.recover(part.info, memoryview(part.body))
-        self.instances.define(operator_json(operator))
-        self.exchange = Exchange("host-0", str(directory), self.log, lambda: 0, lambda: False, lambda *_, **__: {})
+        self.instances.define(OperatorDefinition.of(operator))
+        self.exchange = LaneExchange(
+            HostServices("host-0", str(directory), "", "", self.log, lambda: 0, lambda: False), welcome
+        )
 
     @property
     def shared(self) -> SharedInstance:

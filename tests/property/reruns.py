@@ -23,7 +23,7 @@ from godwit.runtime import messages
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Shipment
-from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -133,7 +133,9 @@ class Host:
             self.instance.memory.ownership = Ownership.initial(self.name, Routing.spread(HOSTS, GROUPS))
         self.instance.durable.journal = self.log
         self.instance.write([self.instance.define_part(), self.instance.own_part()])
-        self.exchange = Exchange(self.name, str(self.root), self.log, lambda: 1_000, lambda: False, welcome)
+        self.exchange = LaneExchange(
+            HostServices(self.name, str(self.root), "", "", self.log, lambda: 1_000, lambda: False), welcome
+        )
         self.port = HostServices(self.name, str(self.root), "token", "", self.log, lambda: 1_000, lambda: False)
 
     def restart(self, compact: bool = False) -> None:

@@ -25,11 +25,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from godwit.errors import ProcessorFailed
 from godwit.model.progress import BatchRef
-from godwit.runtime.controller import operator_json
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Chunk, Work
+from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.runtime.reading.export import rows_of_state
@@ -229,7 +229,7 @@ class Shell:
         instances = Instances("host-0", log, Watch(lambda _: None), lambda: 0, set)
         for part in recovered.parts():
             instances.recover(part.info, memoryview(part.body))
-        instances.define(operator_json(self.operator))
+        instances.define(OperatorDefinition.of(self.operator))
         return log, instances
 
     @property
@@ -242,7 +242,7 @@ class Shell:
         self.log, self.instances = self._start()
 
     def work(self, job: Callable[[Instance], Work]) -> Work:
-        """As `Exchange.worked`, with a death between any two of its steps."""
+        """As `LaneExchange.worked`, with a death between any two of its steps."""
         die, self.die = self.die, None
         work = job(self.shared.instance)
         if die == "in line":

@@ -24,15 +24,15 @@ import godwit
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime import messages
-from godwit.runtime.controller import operator_json
 from godwit.runtime.handover.host_services import HostServices
-from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.memory.ownership_columns import MINE
 from godwit.runtime.memory.work import Chunk, Work
+from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -104,9 +104,9 @@ class Place:
             self.instances.recover(part.info, memoryview(part.body))
         for shared in self.instances:
             self.instances.own(shared)
-        self.instances.define(operator_json(flock.operator))
-        self.exchange = Exchange(name, checkpoint, self.log, flock.clock_ms, lambda: self.stopped, lambda *_, **__: {})
+        self.instances.define(OperatorDefinition.of(flock.operator))
         port = HostServices(name, checkpoint, "token", "", self.log, flock.clock_ms, lambda: self.stopped)
+        self.exchange = LaneExchange(port, lambda _: None)
         self.moves = Moves(port, self.instances.named)
         for shared in self.instances:
             self.moves.recover(shared)

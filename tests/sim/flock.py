@@ -16,10 +16,11 @@ from godwit.errors import GodwitError, HostUnavailable, StaleRun
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
-from godwit.runtime.controller import Controller
+from godwit.runtime.controller import Controller, DriverAnswers
 from godwit.runtime.host.host import Host, HostConfig
 from godwit.runtime.liveness.leases import host_directory, read_lease, write_owner
 from godwit.runtime.liveness.wills import read_will
+from godwit.runtime.messages import Admit
 from godwit.runtime.processor.spec import Operator
 from godwit.runtime.router.routing_table import write_routing
 from godwit.runtime.takeover import rescue
@@ -60,7 +61,8 @@ class Flock:
         self.driver = kernel.process("driver", "driver", self._drive)
 
     def _drive(self) -> None:
-        controller = Controller(BIND, TOKEN, self._admit, list, lost=self.lost.__contains__, backup_peer=self._peer_of)
+        answers = DriverAnswers(self._admit, list, taken_over=self.lost.__contains__, backup_peer=self._peer_of)
+        controller = Controller(BIND, TOKEN, answers)
         for operator in self.operators.values():
             controller.add(operator)
         self._address = controller.address
@@ -70,9 +72,9 @@ class Flock:
             self.start(name)
         ports.event().wait()
 
-    def _admit(self, request: dict[str, Any]) -> None:
-        if request["run"] not in self.runs:
-            raise StaleRun(f"run {request['run']} is no longer active")
+    def _admit(self, request: Admit) -> None:
+        if request.run not in self.runs:
+            raise StaleRun(f"run {request.run} is no longer active")
 
     def _peer_of(self, host: str) -> str | None:
         left = self.left()

@@ -23,7 +23,7 @@ from godwit.runtime.handover.forwarding import Forwarder
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Shipment
-from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.ownership_columns import selects
@@ -246,13 +246,13 @@ def copies_outlive_a_restart() -> Iterable[Change]:
 
 @hole("a host answers, and lets tasks end, before the work is in its changelog", "I2 I3 I4 I5 I6", first=11)
 def answer_before_durable() -> Iterable[Change]:
-    init = Exchange.__init__
+    init = LaneExchange.__init__
 
-    def unwritten(exchange: Exchange, *given: Any) -> None:
+    def unwritten(exchange: LaneExchange, *given: Any) -> None:
         init(exchange, *given)
         exchange._log = cast(Any, UnwrittenLog(exchange._log))
 
-    return [(Exchange, "__init__", unwritten)]
+    return [(LaneExchange, "__init__", unwritten)]
 
 
 # -- lost hosts ------------------------------------------------------------------------------------------------------

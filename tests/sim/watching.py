@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from godwit.model.progress import BatchRef
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
-from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Work
+from godwit.runtime.messages import OpenLane
 
 Effected = Callable[[str, str, Any], None]  # host, migration, effect
 
@@ -29,7 +29,7 @@ class Open:
 @contextmanager
 def watched(tell: Effected) -> Iterator[None]:
     """Before an effect is carried out."""
-    origin_do, receiver_do, opened = OriginEffects.do, Receiver._do, Exchange._opened
+    origin_do, receiver_do, open_lane = OriginEffects.do, Receiver._do, LaneExchange._open
 
     def at_origin(effects: OriginEffects, effect: Any) -> None:
         tell(effects.handover.services.host, effects.handover.request.id, effect)
@@ -39,14 +39,14 @@ def watched(tell: Effected) -> Iterator[None]:
         tell(receiver._port.host, receiver.id, effect)
         receiver_do(receiver, effect)
 
-    def at_batch(exchange: Exchange, shared: SharedInstance, request: BatchRef, lane: str, *how: Any) -> Work:
-        tell(exchange._host, "", Open(shared.instance.spec.name, request.batch, lane))
-        return opened(exchange, shared, request, lane, *how)
+    def at_batch(exchange: LaneExchange, shared: SharedInstance, lane: OpenLane) -> Work:
+        tell(exchange._port.host, "", Open(shared.instance.spec.name, lane.batch, lane.lane))
+        return open_lane(exchange, shared, lane)
 
     OriginEffects.do, Receiver._do = at_origin, at_target  # type: ignore[method-assign]
-    Exchange._opened = at_batch  # type: ignore[method-assign]
+    LaneExchange._open = at_batch  # type: ignore[method-assign]
     try:
         yield
     finally:
         OriginEffects.do, Receiver._do = origin_do, receiver_do  # type: ignore[method-assign]
-        Exchange._opened = opened  # type: ignore[method-assign]
+        LaneExchange._open = open_lane  # type: ignore[method-assign]

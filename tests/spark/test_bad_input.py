@@ -35,7 +35,9 @@ from godwit.errors import (
     WrongToken,
 )
 from godwit.runtime.controller import Controller
+from godwit.runtime.messages import GetStatus
 from godwit.spark import flock as flock_module
+from godwit.transport import typed
 from godwit.transport.flight import Client
 from tests.spark.flocks import wait_until
 from tests.spark.moods import BAD, EVENTS, OUTPUT, Case, Count, Life, Moody, assert_said
@@ -568,7 +570,7 @@ def test_a_wrong_token(flock: godwit.Flock) -> None:
     address = flock.status()["hosts"]["host-0"]["address"]
     client = Client(address, "guessed")
     with pytest.raises(WrongToken, match=f"{address} does not accept this token.*same value on all sides"):
-        client.call("status")
+        typed.ask(client, GetStatus())
     client.close()
     assert flock.status()["hosts"]["host-0"]["state"] == "serving"
 

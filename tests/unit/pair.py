@@ -29,7 +29,6 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
-from godwit.runtime.controller import operator_json
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.host.gate import Gate
@@ -38,6 +37,7 @@ from godwit.runtime.instance.instances import Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
 from godwit.runtime.memory.work import Chunk
+from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -206,7 +206,7 @@ class Side:
             self.name, str(self._pair.checkpoint), "token", "", self.log, lambda: 0, self.stopping.is_set
         )
         self.moves = Moves(self.port, self.instances.named)
-        self.instances.define(operator_json(self._operator))
+        self.instances.define(OperatorDefinition.of(self._operator))
         self.address = f"{self.name}/{self.log.generation}"
         self._pair.listening[self.address] = self
         self.moves.recover(self.shared)

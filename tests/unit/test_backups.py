@@ -21,8 +21,10 @@ from godwit.runtime.backup.restore import restore_if_lost
 from godwit.runtime.backup.sender import BackupSender
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
+from godwit.runtime.messages import BackupOpened, ReplaceManifest, WriteBackup
 from godwit.state.changelog import Changelog
 from godwit.state.mirroring import Feed, Mirror, copy_mirror, has_log
+from godwit.transport.typed import Message
 
 
 @pytest.fixture
@@ -328,13 +330,13 @@ class Direct:
         self.since_s = None
         self._mirror = Mirror(self.mirror_at, generation)
 
-    def answer(self) -> dict[str, Any]:
-        return {"files": self._mirror.have()}
+    def opened(self) -> BackupOpened:
+        return BackupOpened(self._mirror.have())
 
-    def send(self, kind: str, body: Any = None, **fields: Any) -> None:
-        if kind == "piece":
-            self._mirror.write(fields["file"], fields["offset"], body, fields["ahead"])
-        elif kind == "manifest":
+    def send(self, message: Message, body: Any = None) -> None:
+        if isinstance(message, WriteBackup):
+            self._mirror.write(message.file, message.offset, body, message.ahead)
+        elif isinstance(message, ReplaceManifest):
             self._mirror.replace_manifest(body)
         if not type(self).waits() and type(self).answered < 5:
             lsn = self.log.append([({"kind": "ledger", "op": "x", "batch": 1}, b"answered")])
@@ -369,7 +371,7 @@ def test_all_that_was_answered_before_it_stood_is_there_when_it_stands(
         return next_record(self, after, state, *rest)
 
     port = HostServices("a", checkpoint, "token", "", log, lambda: 0, lambda: False)
-    backup = BackupSender(port, record, lambda *_, **__: {"peer": "b"}, lambda _: None)
+    backup = BackupSender(port, record, lambda: "b", lambda _: None)
     Direct.log, Direct.mirror_at, Direct.answered = log, mirror_directory(checkpoint, "b", "a"), 0
     Direct.waits = staticmethod(lambda: backup.acks.waits)
     monkeypatch.setattr(Records, "next", noted_next)

@@ -1,4 +1,4 @@
-"""Upkeep beside the work: what it does about failures, whatever they are."""
+"""Compaction beside the work: what its thread does about failures, whatever they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from godwit.errors import Bug, CheckpointCorrupt, CheckpointUnusable, StaleGeneration
 from godwit.runtime.host import compaction as upkeep_module
-from godwit.runtime.host.compaction import Upkeep
+from godwit.runtime.host.compaction import CompactionLoop
 from godwit.runtime.memory.work import Chunk
 from godwit.state.frames import FrameReader
 from tests.property.bench_host import BenchHost, chunk_of, operator_of, request, welcome
@@ -28,16 +28,16 @@ class Log:
     directory = Path("/nowhere")
 
     def __init__(self, *failures: Exception) -> None:
-        self.upkeep: Upkeep
+        self.compaction: CompactionLoop
         self.seen: list[Any] = []
         self.quiet = threading.Event()
         self._failures = list(failures)
 
     def sealed(self) -> list[Path]:
-        self.seen.append(self.upkeep.failure)
+        self.seen.append(self.compaction.failure)
         if self._failures:
             raise self._failures.pop(0)
-        if len(self.seen) > 1 and self.upkeep.failure is None:
+        if len(self.seen) > 1 and self.compaction.failure is None:
             self.quiet.set()
         return []
 
@@ -48,20 +48,20 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep_module, "AGAIN_S_MAX", 0.002)
 
 
-def started(log: Log) -> Upkeep:
-    log.upkeep = Upkeep(log, dict)  # type: ignore[arg-type]
-    log.upkeep.start()
-    return log.upkeep
+def started(log: Log) -> CompactionLoop:
+    log.compaction = CompactionLoop(log, dict)  # type: ignore[arg-type]
+    log.compaction.start()
+    return log.compaction
 
 
 def test_a_full_disk_is_told_and_tried_again_until_there_is_room() -> None:
     full = CheckpointUnusable("no room")
     log = Log(full, full)
-    upkeep = started(log)
+    compaction = started(log)
     assert log.quiet.wait(WAIT_S)
-    upkeep.stop()
-    assert log.seen[:4] == [None, full, full, None], "what upkeep showed when it looked again"
-    assert upkeep.failure is None
+    compaction.stop()
+    assert log.seen[:4] == [None, full, full, None], "what compaction showed when it looked again"
+    assert compaction.failure is None
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_a_full_disk_is_told_and_tried_again_until_there_is_room() -> None:
 def test_whatever_a_merge_fails_of_is_told_and_tried_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     log = Log(*[error] * 5)
     with caplog.at_level(logging.WARNING, logger="godwit"):
-        upkeep = started(log)
+        compaction = started(log)
         assert log.quiet.wait(WAIT_S), "the thread that merges has died"
-        upkeep.stop()
+        compaction.stop()
     shown = log.seen[1:6]
     assert all(type(failure) is (type(error) if hasattr(error, "todo") else Bug) for failure in shown)
     assert all(str(error) in str(failure) for failure in shown)
-    assert upkeep.failure is None
+    assert compaction.failure is None
     assert len(caplog.records) == 1, "once, not with every attempt"
     assert "the log grows" in caplog.text
 
@@ -103,18 +103,18 @@ def test_a_batch_that_snapshots_take_for_committed_is_so_after_a_power_cut(
     monkeypatch.setattr(upkeep_module, "SEALED_MIN", 1)
     host = BenchHost(tmp_path / "host", operator_of())
     host.log.durability = "disk"
-    upkeep = Upkeep(host.log, host.instances.settled)
+    compaction = CompactionLoop(host.log, host.instances.settled)
     for batch, row_count in enumerate((300, 300, 2)):  # so that the last snapshot is not merged with those before
         host.do(lambda i, b=batch: i.open(request(b), "0", 1_000, welcome))  # type: ignore[misc]
         host.do(lambda i, b=batch, n=row_count: i.apply(request(b), "0", numbered(n)))  # type: ignore[misc]
         host.log.rotate()
-        upkeep._merge_sealed()  # in mid-batch
+        compaction._merge_sealed()  # in mid-batch
         host.do(lambda i, b=batch, n=row_count: i.finish(request(b), "0", n, None))  # type: ignore[misc]
     host.log.sync(host.shared.lsn)
     host.log.rotate()
     host.do(lambda i: i.open(request(3), "0", 1_000, welcome))
     host.settle()
-    upkeep._merge_sealed()
+    compaction._merge_sealed()
     cut_power(host)
     again = BenchHost(host.directory, host.operator)
     again.do(lambda i: i.open(request(3), "0", 1_000, welcome))

@@ -32,7 +32,7 @@ def state(number: int) -> Part:
 
 
 def answered(log: Changelog, number: int) -> None:
-    """What a host does before a task may end: see `Exchange._finish`."""
+    """What a host does before a task may end: see `LaneExchange._finish`."""
     log.sync(log.append([state(number)]))
     if log.fenced():
         raise StaleGeneration("replaced")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from godwit.errors import HostUnavailable
+from godwit.runtime.messages import GetStatus
 from godwit.spark.hosts.host_measures import HostMeasures
 
 
@@ -25,11 +27,11 @@ class Flock:
     def names(self) -> list[str]:
         return ["count"]
 
-    def ask_now(self, host: str, action: str) -> dict[str, Any]:
+    def ask_now(self, host: str, request: GetStatus) -> Any:
         answer = self._answers[host]
         if answer is None:
             raise HostUnavailable("away")
-        return {"instances": [answer]}
+        return SimpleNamespace(instances=[answer])
 
 
 def instance(

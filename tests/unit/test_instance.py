@@ -11,16 +11,18 @@ import pytest
 import godwit
 from godwit.errors import GodwitError, ProcessorFailed, StaleRun
 from godwit.model.progress import BatchRef
-from godwit.runtime.host.exchange import Exchange
+from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Chunk, Work
+from godwit.runtime.messages import RowsApplied
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Outputs
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.transport import wire
+from godwit.transport import typed
 
 INPUT = pa.schema([("key", pa.int64()), ("at", pa.timestamp("ms")), ("v", pa.int64())])
 
@@ -138,12 +140,12 @@ def test_an_answer_names_only_work_that_is_written() -> None:
 
     class Writer:
         def write_metadata(self, note: bytes) -> None:
-            self.note = wire.unpack(note)
+            self.applied = typed.unpack(note, RowsApplied)
 
     log: Any = Log()
-    exchange = Exchange("host-0", "/nowhere", log, lambda: 0, lambda: False, welcome)
+    exchange = LaneExchange(HostServices("host-0", "/nowhere", "", "", log, lambda: 0, lambda: False), welcome)
     shared, writer = SharedInstance(instance_of(Sum())), Writer()
     shared.instance.durable.journal = log
     work = exchange.worked(shared, lambda instance: instance.open(BatchRef("q", "r", 0), "0", 0, welcome))
-    exchange.answer(writer, work, "opened")
-    assert writer.note["lsn"] == 1
+    exchange.answer(writer, RowsApplied(work.lsn), None)
+    assert writer.applied.lsn == 1

@@ -17,6 +17,7 @@ from godwit.errors import DefinitionError, HostUnavailable
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.instance.instance import Instance
+from godwit.runtime.messages import LaneOpened
 from godwit.runtime.processor.merging import (
     BLOCK_ROWS,
     HOT_ROWS_MIN,
@@ -284,20 +285,20 @@ def route(merge: Merge) -> Route:
     return Route("total", "/ck", Routing.spread(["a"], 4), pa.schema([]), ("key",), token="t", merge=merge)
 
 
-def uses(merge: Merge, *told: Mapping[str, Any]) -> Merge:
-    found = merging_of(route(merge), INPUT, told)
+def uses(merge: Merge, *begun: Merge) -> Merge:
+    found = merging_of(route(merge), INPUT, [LaneOpened(0, 1, each) for each in begun])
     return () if found is None else found._merge
 
 
 def test_batch_is_merged_as_it_was_begun() -> None:
-    mine, other = {"merge": [["amount", "sum"], ["note", "last"]]}, {"merge": [["amount", "max"], ["note", "last"]]}
+    mine, other = (("amount", "sum"), ("note", "last")), (("amount", "max"), ("note", "last"))
     assert uses(BOTH, mine, mine) == BOTH
-    assert uses(BOTH, mine, {"merge": []}) == (), "one host began it before the merge was declared"
+    assert uses(BOTH, mine, ()) == (), "one host began it before the merge was declared"
     assert uses((), mine) == BOTH, "and one after it was"
-    assert uses(BOTH, other, mine) == (("amount", "max"), ("note", "last"))
-    assert uses((), {}, {"merge": []}) == ()
+    assert uses(BOTH, other, mine) == other
+    assert uses((), (), ()) == ()
     with pytest.raises(DefinitionError, match="'gone' is not in the input"):
-        uses((), {"merge": [["gone", "sum"]]})
+        uses((), (("gone", "sum"),))
 
 
 def test_without_a_host_that_tells_the_task_is_tried_again() -> None:

@@ -13,6 +13,7 @@ from godwit.model.routing import Routing
 from godwit.model.units import Units
 from godwit.runtime.liveness.wills import check_inherited, write_will
 from godwit.runtime.memory.batch_in_progress import fired_of
+from godwit.runtime.messages import LaneOpened
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.links import Links
 from godwit.runtime.router.route import Route, Task
@@ -149,7 +150,7 @@ def test_a_host_that_has_missed_a_batch_is_named(tmp_path: Path, before: list[in
     links = Links(route, Task(request, "0"), schema, None, routing)  # type: ignore[arg-type]
     for at, batch in enumerate(before):
         link = Link(f"host-{at}", route, Task(request, "0"), schema, lambda _: False)
-        link.begun = {"before": batch}
+        link.opened = LaneOpened(0, 1, before=batch)
         links._links[link.host] = link
     if behind is None:
         links.check_committed()

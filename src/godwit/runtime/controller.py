@@ -1,21 +1,36 @@
-"""The controller's side of the wire: hosts register, take operator definitions, and ask whether a run is the newest.
+"""The controller, in the driver: hosts register here, get operator definitions, and ask whether a run is the newest.
 
-It holds no state that cannot be found again in the checkpoint or asked of Spark; the data path goes on while it is away.
-What a run is, only Spark knows: that question is handed to the callbacks given here.
+All its state can be read again from the checkpoint or from Spark, and rows are processed while the controller is away. It must
+not know Spark: the driver answers the questions about runs, scopes and slots (`DriverAnswers`).
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from godwit import ports
-from godwit.errors import GodwitError, from_json
+from godwit.errors import GodwitError
 from godwit.model.routing import Routing
+from godwit.runtime.messages import (
+    ActiveScopes,
+    Admit,
+    BackupPeer,
+    CheckTakenOver,
+    GetActiveScopes,
+    GetBackupPeer,
+    GetDefinitions,
+    OfferSlot,
+    OperatorDefinition,
+    OperatorDefinitions,
+    Register,
+    ReportFailure,
+    SlotClaimed,
+    TakenOver,
+)
 from godwit.runtime.processor.spec import Operator
-from godwit.transport import line
+from godwit.transport import line, typed
+from godwit.transport.typed import Done
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,51 +45,53 @@ class Registered:
     at_s: float
 
 
-class Controller:
-    def __init__(
-        self,
-        bind: str,
-        token: str,
-        admit: Callable[[dict[str, Any]], None],
-        active_scopes: Callable[[], list[str]],
-        lost: Callable[[str], bool] = lambda _: False,
-        address: str | None = None,
-        backup_peer: Callable[[str], str | None] = lambda _: None,
-        restored: Callable[[str], None] = lambda _: None,
-        waits: Callable[[int], bool] = lambda _: False,
-    ) -> None:
-        """`address`: under which hosts reach it, if not the one it listens on. `restored`: told of a host from a backup.
+@dataclass(frozen=True, slots=True)
+class DriverAnswers:
+    """How the driver answers what hosts and waiting tasks ask.
 
-        `waits`: a Spark task waits for a host; whether Spark has been asked to end that task.
-        """
-        self._operators: dict[str, tuple[Operator, Routing | None]] = {}
+    `admit`: raises if a run may not work. `active_scopes`: evaluations of batch DataFrames that have not ended.
+    `taken_over`: whether other hosts have taken over the keys of this host. `backup_peer`: the host that keeps the backup of
+    this host. `restored`: called with a host that came back from its backup. `slot_claimed`: whether the task of this attempt
+    must end, because a host needs its slot.
+    """
+
+    admit: Callable[[Admit], None]
+    active_scopes: Callable[[], Sequence[str]]
+    taken_over: Callable[[str], bool] = lambda _: False
+    backup_peer: Callable[[str], str | None] = lambda _: None
+    restored: Callable[[str], None] = lambda _: None
+    slot_claimed: Callable[[int], bool] = lambda _: False
+
+
+class Controller:
+    def __init__(self, bind: str, token: str, answers: DriverAnswers, address: str | None = None) -> None:
+        """`address`: under which hosts reach the driver, if not the one it listens on."""
+        self._operators: dict[str, OperatorDefinition] = {}
         self._hosts: dict[str, Registered] = {}
         self._failures: dict[str, GodwitError] = {}
         self._changed = ports.condition()
-        self._admit = admit
-        self._active_scopes = active_scopes
-        self._lost = lost
-        self._backup_peer = backup_peer
-        self._restored = restored
-        actions = {
-            "register": self._action_register,
-            "failed": self._action_failed,
-            "lost": self._action_lost,
-            "definitions": self._action_definitions,
-            "admit": self._action_admit,
-            "active_scopes": lambda _: {"scopes": self._active_scopes()},
-            "waits": lambda request: {"leave": waits(request["attempt"])},
-            "backup_peer": lambda request: {"peer": self._backup_peer(request["host"])},
-        }
+        self._answers = answers
+        actions = typed.actions(
+            {
+                Register: self._register,
+                ReportFailure: self._failed,
+                GetDefinitions: self._definitions,
+                Admit: self._admit,
+                CheckTakenOver: lambda request: TakenOver(answers.taken_over(request.host)),
+                GetActiveScopes: lambda _: ActiveScopes(tuple(answers.active_scopes())),
+                OfferSlot: lambda request: SlotClaimed(answers.slot_claimed(request.attempt)),
+                GetBackupPeer: lambda request: BackupPeer(answers.backup_peer(request.host)),
+            }
+        )
         self._service = line.listen(bind, token, actions)
         self.address = f"{address or bind}:{self._service.port}"
 
     # -- what the driver does ----------------------------------------------------------------------------------------
 
     def add(self, operator: Operator, routing: Routing | None = None) -> None:
-        """Hosts start from that table what they have no record of."""
+        """`routing`: the first owners, for hosts that have no record of the operator."""
         with self._changed:
-            self._operators[operator.spec.name] = (operator, routing)
+            self._operators[operator.spec.name] = OperatorDefinition.of(operator, routing)
 
     def remove(self, name: str) -> None:
         with self._changed:
@@ -89,7 +106,7 @@ class Controller:
             return self._failures.get(host)
 
     def wait_hosts(self, names: list[str], timeout_s: float) -> list[str]:
-        """Wait until all are registered; gives the names of those that are not. A host's own error is raised."""
+        """Wait until all hosts are registered; return the names of the missing ones. The error of a failed host is raised."""
         deadline = ports.now_s() + timeout_s
         with self._changed:
             while True:
@@ -103,7 +120,7 @@ class Controller:
                 self._changed.wait(left_s)
 
     def wait_newer(self, host: str, generation: int, timeout_s: float) -> None:
-        """Until a later generation of the host has registered, or for so long."""
+        """Until a later generation of the host has registered, or the timeout has passed."""
         with self._changed:
             self._changed.wait_for(lambda: self._generation(host) > generation, timeout_s)
 
@@ -111,13 +128,13 @@ class Controller:
         return self._hosts[host].generation if host in self._hosts else 0
 
     def forget(self, host: str) -> None:
-        """The host was stopped on purpose; its address is nobody's now."""
+        """The host was stopped on purpose; its address is not used any more."""
         with self._changed:
             self._hosts.pop(host, None)
             self._failures.pop(host, None)
 
     def gave_up(self, host: str, error: GodwitError) -> None:
-        """It is not started again. What it has said of that itself is worth more."""
+        """The host is not started again. An error that the host itself has reported is kept instead."""
         with self._changed:
             self._failures.setdefault(host, error)
             self._changed.notify_all()
@@ -127,46 +144,29 @@ class Controller:
 
     # -- what hosts ask ----------------------------------------------------------------------------------------------
 
-    def _action_register(self, request: dict[str, Any]) -> dict[str, Any]:
-        names = ("host", "generation", "address", "pid", "load_s")
-        fields: dict[str, Any] = {name: request[name] for name in names}
-        registered = Registered(**fields, at_s=ports.now_s())
+    def _register(self, request: Register) -> Done:
+        host = request.host
+        registered = Registered(host, request.generation, request.address, request.pid, request.load_s, ports.now_s())
         with self._changed:
-            self._hosts[registered.host] = registered
-            self._failures.pop(registered.host, None)
+            self._hosts[host] = registered
+            self._failures.pop(host, None)
             self._changed.notify_all()
-        if request.get("restored"):
-            self._restored(registered.host)
-        return {}
+        if request.restored:
+            self._answers.restored(host)
+        return Done()
 
-    def _action_failed(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _failed(self, request: ReportFailure) -> Done:
         with self._changed:
-            if 0 < request["generation"] < self._generation(request["host"]):
-                return {}  # of a process that was given up, and has a successor
-            self._failures[request["host"]] = from_json(request["error"])
-            self._changed.notify_all()
-        return {}
+            # A report of an older generation is ignored: its successor serves.
+            if not 0 < request.generation < self._generation(request.host):
+                self._failures[request.host] = request.error
+                self._changed.notify_all()
+        return Done()
 
-    def _action_lost(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A host that is being started again asks whether it is still needed."""
-        return {"taken_over": self._lost(request["host"])}
-
-    def _action_definitions(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _definitions(self, _: GetDefinitions) -> OperatorDefinitions:
         with self._changed:
-            return {"operators": [operator_json(*defined) for defined in self._operators.values()]}
+            return OperatorDefinitions(tuple(self._operators.values()))
 
-    def _action_admit(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._admit(request)
-        return {}
-
-
-def operator_json(operator: Operator, routing: Routing | None = None) -> dict[str, Any]:
-    """An operator as hosts take it, with the table from which one starts that has never heard of it."""
-    initial = {host: base64.b64encode(rows).decode() for host, rows in operator.initial.items()}
-    adapter = base64.b64encode(operator.adapter).decode()
-    return {
-        "spec": operator.spec.to_dict(),
-        "adapter": adapter,
-        "initial": initial,
-        "routing": None if routing is None else routing.to_dict(),
-    }
+    def _admit(self, request: Admit) -> Done:
+        self._answers.admit(request)
+        return Done()

@@ -7,14 +7,116 @@ bytes is in `transport/typed.py`; what a message means is decided by the module 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from godwit.errors import GodwitError
-from godwit.model.progress import Progress
+from godwit.model.progress import BatchRef, Progress
+from godwit.model.routing import Routing
 from godwit.model.units import Units
+from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.transport.typed import Done, Epochs, Message, Request
 
 # -- router to host and back -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLane(Message):
+    """The first message of a stream: a lane of a batch begins at this host.
+
+    `scope`: the evaluation of a batch DataFrame; None for a streaming query. `carries`: the lane has rows or a tick, so the
+    outputs of timers may leave through it. `answered`: the greatest lsn that each generation of the host has answered this
+    attempt of the lane before.
+    """
+
+    operator: str
+    query: str
+    run: str
+    batch: int
+    lane: str
+    scope: str | None = None
+    carries: bool = True
+    answered: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def request(self) -> BatchRef:
+        return BatchRef(self.query, self.run, self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOpened(Message):
+    """How the host has begun the batch, with the outputs of its timers as Arrow data.
+
+    `lsn`: where in the changelog of this generation all of it is. `merge`: how rows of hot keys are merged in this batch.
+    `late_us`: rows with an event time up to here may be late. `before`: the batch that the host had before this one.
+    `firings`: name and number of output rows of each firing of timers, in the order of the Arrow data.
+    """
+
+    lsn: int
+    generation: int
+    merge: tuple[tuple[str, str], ...] = ()
+    late_us: int | None = None
+    before: int | None = None
+    firings: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRows(Message):
+    """Rows of a lane, as Arrow data.
+
+    `seen`: how many answers on this stream the router has dealt with completely. `again`: the rows were refused elsewhere.
+    """
+
+    lane: str
+    seen: int = 0
+    again: bool = False
+
+
+class OwnerHint(NamedTuple):
+    """Who owns a unit, as far as a host knows. `unit`: the number of a group, or the routing hash of a key apart."""
+
+    unit: int
+    host: str | None
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRows(Message):
+    """Numbers of the rows whose keys the host does not own, ascending, with hints who does."""
+
+    rows: list[int]
+    groups: tuple[OwnerHint, ...] = ()
+    keys: tuple[OwnerHint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowsApplied(Message):
+    """The answer to `ApplyRows`, with the outputs as Arrow data; what was applied is in the changelog at `lsn`."""
+
+    lsn: int
+    refused: RefusedRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishLane(Message):
+    """The last message of a stream: the host is to make all work of the lane durable.
+
+    `rows`: of the whole lane; None if the lane is made of columns. `applied_rows`: how many of them this host has applied.
+    `answered`: the greatest lsn that each generation of the host has answered. `hosts`: all that the router has opened.
+    """
+
+    rows: int | None
+    event_max_ms: int | None
+    applied_rows: int
+    answered: tuple[tuple[int, int], ...]
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFinished(Message):
+    """All is durable. `further_hosts` have joined since, and the router has to finish the lane there too."""
+
+    further_hosts: tuple[str, ...] = ()
+
 
 # -- origin to target and back ---------------------------------------------------------------------------------------
 
@@ -257,6 +359,156 @@ FROM_TARGET: Final = (
 
 # -- driver to host and back -----------------------------------------------------------------------------------------
 
+# -- driver to host and back: operators and hosts --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDefinition(Message):
+    """An operator as hosts take it. `routing`: the first owners, for a host that has no record of the operator.
+
+    `initial`: by host, the rows from which every evaluation of a batch DataFrame starts.
+    """
+
+    spec: OperatorSpec
+    adapter: bytes = field(repr=False)
+    initial: dict[str, bytes] = field(default_factory=dict, repr=False)
+    routing: Routing | None = None
+
+    @classmethod
+    def of(cls, operator: Operator, routing: Routing | None = None) -> Self:
+        return cls(operator.spec, operator.adapter, dict(operator.initial), routing)
+
+    def operator_at(self, host: str) -> Operator:
+        """With the initial rows of this host only."""
+        rows = {name: rows for name, rows in self.initial.items() if name == host}
+        return Operator(self.spec, self.adapter, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Define(Request[Done]):
+    """Take up an operator's code."""
+
+    operator: OperatorDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus(Message):
+    """What `flock.status()` shows of a host. `instances`, `storage` and `backup` are documents for people."""
+
+    host: str
+    generation: int
+    pid: int
+    load_s: float
+    uptime_s: float
+    upkeep_error: str | None
+    storage: dict[str, Any]
+    backup: dict[str, Any]
+    instances: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class GetStatus(Request[HostStatus]):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TimersDue(Message):
+    due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTimers(Request[TimersDue]):
+    """Whether a timer of the operator is due now, or was due at `until_ms` if that is earlier."""
+
+    operator: str
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LettersCleared(Message):
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClearLetters(Request[LettersCleared]):
+    """Forget the dead letters of an operator."""
+
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMarks(Message):
+    """How far each operator has come at a host: its mark, in the form of the changelog."""
+
+    marks: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class GetMarks(Request[ProgressMarks]):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptMarks(Request[Done]):
+    """A host that has joined takes over the progress of the others, before the first router comes."""
+
+    marks: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SetRoster(Request[Done]):
+    """The hosts that the flock has now."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBatches(Request[Done]):
+    """Begin no further batch; or, with `hold` false, go on."""
+
+    hold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogCopied(Message):
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLog(Request[LogCopied]):
+    """Copy the changelog to another directory."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class TidyBackups(Request[Done]):
+    """Remove backups of hosts that have another peer now, or have left. Hosts send this to each other too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(Request[Done]):
+    """End the host."""
+
+
+# -- reader of state to host and back --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState(Message):
+    """All committed state of an operator. `committed_batch`: the newest batch that Spark has committed."""
+
+    operator: str
+    committed_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateOwnership(Message):
+    """In the metadata of the fetched schema: what the host owned at that moment; None if keys of the operator never move."""
+
+    ownership: dict[str, Any] | None = None
+
+
 # -- driver to host and back: migrations -----------------------------------------------------------------------------
 
 
@@ -428,4 +680,158 @@ class AbandonTakeover(Request[Done]):
 
 # -- host to driver and back -----------------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True, slots=True)
+class Register(Request[Done]):
+    """A host serves from now on. `restored`: its directory was lost, and came back from its backup."""
+
+    host: str
+    generation: int
+    address: str
+    pid: int
+    load_s: float
+    restored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailure(Request[Done]):
+    """A host has ended with an error. `generation` is 0 if the host had not opened its changelog yet."""
+
+    host: str
+    generation: int
+    error: GodwitError
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver(Message):
+    taken_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTakenOver(Request[TakenOver]):
+    """A host that Spark starts again asks whether other hosts have taken over its keys."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDefinitions(Message):
+    operators: tuple[OperatorDefinition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GetDefinitions(Request[OperatorDefinitions]):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(Request[Done]):
+    """May this run of a query work? Answered with an error if not.
+
+    `last_batch`: the newest batch of the operator at this host. `fresh`: the host has no state of the operator.
+    """
+
+    operator: str
+    query: str
+    run: str
+    batch: int
+    last_batch: int
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveScopes(Message):
+    """The evaluations of batch DataFrames that have not ended."""
+
+    scopes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GetActiveScopes(Request[ActiveScopes]):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class BackupPeer(Message):
+    """The host that keeps the backup; None if there is none."""
+
+    peer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GetBackupPeer(Request[BackupPeer]):
+    host: str
+
+
+# -- waiting task to driver and back ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotClaimed(Message):
+    """`claimed`: a host gets the slot, so the task must end."""
+
+    claimed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfferSlot(Request[SlotClaimed]):
+    """A Spark task waits for a host, and a host may have its slot. `attempt`: Spark's id of the task attempt."""
+
+    attempt: int
+
+
 # -- host to host: backups -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Request[Done]):
+    """Asks only whether the process answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBackup(Message):
+    """The first message of a stream: the origin sends its changelog to its peer."""
+
+    origin: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackupOpened(Message):
+    """`files`: the files of the backup that the peer has, with their sizes."""
+
+    files: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBackup(Message):
+    """Bytes of a file of the changelog, as Arrow data. `ahead`: the manifest does not count them yet."""
+
+    file: str
+    offset: int
+    ahead: bool
+    sync: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceManifest(Message):
+    """The new manifest of the changelog, as Arrow data."""
+
+    sync: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClearBackup(Message):
+    """Remove all files: they do not fit the origin's changelog."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncBackup(Message):
+    """Only to be acknowledged; with `sync`, all bytes must be on disk first."""
+
+    sync: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackupAcknowledged(Message):
+    """The peer has written what the message before asked for."""

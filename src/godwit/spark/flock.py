@@ -17,11 +17,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from godwit.errors import CheckpointUnusable, DefinitionError, Fenced, GodwitError
-from godwit.runtime.controller import Controller
+from godwit.runtime.controller import Controller, DriverAnswers
 from godwit.runtime.host.host import HostConfig
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatReceiver
 from godwit.runtime.liveness.leases import check_owner, write_owner
 from godwit.runtime.liveness.presence import Presence
+from godwit.runtime.messages import Admit, ClearLetters
 from godwit.runtime.processor.native import Processor
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.spark.change.autoscaler import Autoscaler, RulesGiven, checked_settings
@@ -153,13 +154,15 @@ class Flock:
         self._controller = Controller(
             bind,
             token,
-            self._admit,
-            self._active_scopes,
-            self._lost,
-            address=driver,
-            backup_peer=self._keeper_of,
-            restored=self._restored,
-            waits=self._slots.waits,
+            DriverAnswers(
+                admit=self._admit,
+                active_scopes=self._active_scopes,
+                taken_over=self._lost,
+                backup_peer=self._keeper_of,
+                restored=self._restored,
+                slot_claimed=self._slots.waits,
+            ),
+            driver,
         )
         self._presence = Presence(bind, self._incarnation, driver)
         self._keepers = BackupPeers(str(self._home.path), self._disks, self._home.roster, self._controller.hosts)
@@ -374,9 +377,9 @@ class Flock:
 
     # -- what Spark knows --------------------------------------------------------------------------------------------
 
-    def _admit(self, request: dict[str, Any]) -> None:
+    def _admit(self, request: Admit) -> None:
         self._admission.admit(request)
-        self._definer.admitted(request["operator"])
+        self._definer.admitted(request.operator)
 
     def _active_scopes(self) -> list[str]:
         stages = self._spark.sparkContext.statusTracker().getActiveStageIds()
@@ -404,8 +407,8 @@ class Flock:
         """Forget an operator's dead letters, but for those of keys that are being moved; says how many are gone."""
         self._check_open()
         self._definer.known(name)
-        answers = [self._hosts.ask_now(host, "clear_letters", operator=name) for host in self._home.roster()]
-        return sum(answer["cleared"] for answer in answers)
+        answers = [self._hosts.ask_now(host, ClearLetters(name)) for host in self._home.roster()]
+        return sum(answer.count for answer in answers)
 
     def status(self) -> dict[str, Any]:
         """Hosts with generation, address and restarts; per operator and host the keys, bytes, rows, rates and lag."""

@@ -84,12 +84,12 @@ def pack(message: Message) -> bytes:
     return wire.pack(message.kind, **to_fields(message))
 
 
-def unpack(data: bytes | memoryview | None, *expected: type[Message]) -> Message:
+def unpack(data: bytes | memoryview | None, *expected: type[Some]) -> Some:
     """One of the expected messages; an error that the other side sent is raised here."""
     return from_header(wire.unpack(data), *expected)
 
 
-def from_header(header: Mapping[str, Any], *expected: type[Message]) -> Message:
+def from_header(header: Mapping[str, Any], *expected: type[Some]) -> Some:
     """The message whose header was unpacked already, such as the first one of a stream."""
     for message in expected:
         if message.kind == header["kind"]:

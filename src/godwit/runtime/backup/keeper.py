@@ -19,9 +19,19 @@ from godwit.errors import GodwitError, HostUnavailable, MalformedRequest
 from godwit.runtime.backup.records import Records, backups_directory
 from godwit.runtime.handover import parcels
 from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.messages import (
+    BackupAcknowledged,
+    BackupOpened,
+    ClearBackup,
+    OpenBackup,
+    ReplaceManifest,
+    SyncBackup,
+    WriteBackup,
+)
 from godwit.state.mirroring import Mirror
-from godwit.transport import wire
+from godwit.transport import typed, wire
 from godwit.transport.flight import GONE
+from godwit.transport.typed import Message
 
 
 class BackupKeeper:
@@ -50,14 +60,14 @@ class BackupKeeper:
                 sizes[directory.name] = sum(file.stat().st_size for file in files)
         return sizes
 
-    def receive(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
+    def receive(self, first: OpenBackup, reader: Any, writer: Any) -> None:
         """Serve one connection of a backed-up host until the connection ends."""
         writer.begin(pa.schema([]))
+        origin = first.origin
         try:
-            origin = wire.field(header, "backup", str)
-            mirror = self._begun(origin, wire.field(header, "generation", int))
+            mirror = self._begun(origin, first.generation)
             try:
-                writer.write_metadata(wire.pack("have", files=mirror.have()))
+                writer.write_metadata(typed.pack(BackupOpened(mirror.have())))
                 self._converse(origin, mirror, reader, writer)
             finally:
                 self._hung_up(origin, mirror)
@@ -73,7 +83,7 @@ class BackupKeeper:
             if self._stopping():
                 raise HostUnavailable(f"{self._host} is being stopped", host=self._host)
             self._take(origin, mirror, message)
-            writer.write_metadata(wire.pack("ack"))
+            writer.write_metadata(typed.pack(BackupAcknowledged()))
 
     def _hung_up(self, origin: str, mirror: Mirror) -> None:
         with self._turn(origin):
@@ -87,22 +97,21 @@ class BackupKeeper:
             mirror = self._mirrors[origin] = Mirror(self._directory / origin, generation)
             return mirror
 
-    def _take(self, origin: str, mirror: Mirror, message: Any) -> None:
-        note = wire.unpack(message.app_metadata, "piece", "manifest", "clear", "ping")
+    def _take(self, origin: str, mirror: Mirror, received: Any) -> None:
+        message: Message = typed.unpack(received.app_metadata, WriteBackup, ReplaceManifest, ClearBackup, SyncBackup)
         with self._turn(origin):
             if self._mirrors.get(origin) is not mirror:
                 raise HostUnavailable(f"{origin} has a newer connection", host=self._host)
-            match note["kind"]:
-                case "piece":
-                    body = parcels.body_of(message)
-                    mirror.write(note["file"], note["offset"], memoryview(body), ahead=note["ahead"])
-                case "manifest":
-                    mirror.replace_manifest(parcels.body_of(message).to_pybytes())
-                case "clear":
+            match message:
+                case WriteBackup(file, offset, ahead):
+                    mirror.write(file, offset, memoryview(parcels.body_of(received)), ahead=ahead)
+                case ReplaceManifest():
+                    mirror.replace_manifest(parcels.body_of(received).to_pybytes())
+                case ClearBackup():
                     mirror.clear()
                 case _:
                     mirror.check()
-            if note.get("sync"):
+            if isinstance(message, (WriteBackup, ReplaceManifest, SyncBackup)) and message.sync:
                 mirror.sync()
 
     def _turn(self, origin: str) -> ports.Lock:

@@ -17,15 +17,27 @@ from contextlib import suppress
 from typing import Any, Final
 
 from godwit import ports
-from godwit.errors import GodwitError, HostUnavailable, StaleGeneration
+from godwit.errors import GodwitError, HostUnavailable, MalformedRequest, StaleGeneration
 from godwit.runtime.backup.acknowledgements import Acks
 from godwit.runtime.backup.records import Record, Records
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.connection import CONNECTION_ERRORS
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.liveness.leases import host_directory, read_lease
+from godwit.runtime.messages import (
+    BackupAcknowledged,
+    BackupOpened,
+    ClearBackup,
+    OpenBackup,
+    Ping,
+    ReplaceManifest,
+    SyncBackup,
+    TidyBackups,
+    WriteBackup,
+)
 from godwit.state.mirroring import Feed, LogPiece
-from godwit.transport import line, wire
+from godwit.transport import line, typed
+from godwit.transport.typed import Message
 
 ACK_S: Final = 2.0  # a peer that takes longer counts as lost
 ASK_S: Final = 5.0  # between two requests to the driver for the name of the peer
@@ -41,21 +53,28 @@ class BackupConnection:
 
     def __init__(self, address: str, token: str, host: str, generation: int) -> None:
         self._client = line.connect(address, token)
-        self._client.call("ping", timeout_s=CALL_S)  # a stream to a stopped process would hang for a long time
-        self._answers: ports.Queue[dict[str, Any] | BaseException] = ports.queue()
+        typed.ask(self._client, Ping(), CALL_S)  # a stream to a stopped process would hang for a long time
+        self._answers: ports.Queue[Message | BaseException] = ports.queue()
         self.since_s: float | None = ports.now_s()  # when the wait for an answer began; None: no answer is awaited
-        self._writer, self._reader = self._client.exchange(backup=host, generation=generation)
+        self._writer, self._reader = typed.open_stream(self._client, OpenBackup(host, generation))
         self._writer.begin(parcels.SCHEMA)
         ports.thread(self._listen, "godwit-backup-in").start()
 
     def _listen(self) -> None:
         try:
             while True:
-                self._answers.put(wire.unpack(self._reader.read_chunk().app_metadata))
+                header = self._reader.read_chunk().app_metadata
+                self._answers.put(typed.unpack(header, BackupOpened, BackupAcknowledged))
         except (GodwitError, *CONNECTION_ERRORS) as error:
             self._answers.put(error)
 
-    def answer(self) -> dict[str, Any]:
+    def opened(self) -> BackupOpened:
+        answer = self._next_answer()
+        if not isinstance(answer, BackupOpened):
+            raise MalformedRequest(f"the peer opens a backup with {answer.kind!r}")
+        return answer
+
+    def _next_answer(self) -> Message:
         try:
             answer = self._answers.get(timeout=10 * ACK_S)
         except queue.Empty:
@@ -65,11 +84,11 @@ class BackupConnection:
         self.since_s = None
         return answer
 
-    def send(self, kind: str, body: Any = None, **fields: Any) -> None:
+    def send(self, message: Message, body: Any = None) -> None:
         """Returns when the peer has acknowledged the message."""
         self.since_s = ports.now_s()
-        parcels.write(self._writer, wire.pack(kind, **fields), body)
-        self.answer()
+        parcels.write(self._writer, typed.pack(message), body)
+        self._next_answer()
 
     def cancel(self) -> None:
         """Break the connection, from another thread: threads that write or wait here get an error."""
@@ -82,16 +101,16 @@ class BackupConnection:
 
 
 class BackupSender:
-    """`record`: the newest record, made by this process. `ask`: calls the controller. `end`: ends the host."""
+    """`record`: the newest record, made by this process. `ask_peer`: asks the driver for the peer. `end`: ends the host."""
 
     def __init__(
-        self, port: HostServices, record: Record, ask: Callable[..., Any], end: Callable[[GodwitError], None]
+        self, port: HostServices, record: Record, ask_peer: Callable[[], str | None], end: Callable[[GodwitError], None]
     ) -> None:
         self._port = port
         self._log = port.log
         self._records = Records(port.checkpoint, port.host)
         self._record = record
-        self._ask = ask
+        self._ask_peer = ask_peer
         self._end = end
         self.acks = Acks(lambda: self._add_record("none", self._record.peer))
         self._wanted: str | None = None  # the peer that the driver has chosen
@@ -132,7 +151,7 @@ class BackupSender:
         if now_s >= self._ask_at_s:
             self._ask_at_s = now_s + ASK_S
             with suppress(HostUnavailable):  # while the driver cannot be reached, the peer stays the same
-                self._wanted = self._ask("backup_peer", timeout_s=CALL_S, host=self._port.host)["peer"]
+                self._wanted = self._ask_peer()
 
     def _too_slow(self, now_s: float) -> None:
         """Each time, answers have waited in vain, so a peer that is slow again is tried again later and later."""
@@ -221,23 +240,23 @@ class BackupSender:
                 self._send(connection, None, False)
 
     def _begun(self, connection: BackupConnection) -> Feed:
-        files = connection.answer()["files"]
+        files = connection.opened().files
         feed = Feed(self._log.directory, self._log.generation, files)
         if any(files.get(file, 0) < size for file, size in self._had.items()):
             self.acks.give_up()  # the peer has lost bytes that it had acknowledged
         if feed.conflicts():
             self.acks.give_up()
-            connection.send("clear")
+            connection.send(ClearBackup())
             feed = Feed(self._log.directory, self._log.generation, {})
         return feed
 
     def _send(self, connection: BackupConnection, piece: LogPiece | None, sync: bool) -> None:
         if piece is None:
-            connection.send("ping", sync=sync)
+            connection.send(SyncBackup(sync))
         elif piece.manifest:
-            connection.send("manifest", piece.data, sync=sync)
+            connection.send(ReplaceManifest(sync), piece.data)
         else:
-            connection.send("piece", piece.data, file=piece.file, offset=piece.offset, ahead=piece.ahead, sync=sync)
+            connection.send(WriteBackup(piece.file, piece.offset, piece.ahead, sync), piece.data)
         self._bytes_sent += 0 if piece is None else len(piece.data)
         self._acks_received += 1
 
@@ -259,7 +278,7 @@ class BackupSender:
             return
         client = line.connect(lease.address, self._port.token)
         with suppress(GodwitError):
-            client.call("tidy_backups", timeout_s=CALL_S)
+            typed.ask(client, TidyBackups(), CALL_S)
         client.close()
 
     # -- status ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ origin has released it: the gate holds or refuses its rows, and its timers do no
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -122,7 +122,7 @@ class Receiver:
 
     def _hear(self, connection: ExitStack, message: Any, writer: Any) -> bool:
         """False after the last message, and if what is said on this connection does not count any more."""
-        told = cast(messages.FromOrigin, typed.unpack(message.app_metadata, *messages.FROM_ORIGIN))
+        told = typed.unpack(message.app_metadata, *messages.FROM_ORIGIN)
         with self._acting:
             if self._connection is not connection or isinstance(told, messages.Bye):
                 return False

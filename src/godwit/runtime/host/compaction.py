@@ -1,7 +1,7 @@
-"""Keeps a host's changelog short: merges sealed segments into snapshots, beside the work and never in its way.
+"""Keeps a host's changelog short: a thread merges sealed segments into snapshots, while the host goes on working.
 
-Whatever a merge fails of, it is tried again, after ever longer pauses: somebody may make room, give memory, put back a file. As
-long as it fails the log grows, `status()` says why, and the host goes on serving.
+A merge that fails is tried again after growing pauses: the cause may go away (a full disk, too little memory, a missing file).
+As long as merges fail the log grows, `status()` shows the error, and the host goes on serving.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ SEALED_MIN = 2  # merging one segment at a time would rewrite the small deltas m
 _logger = logging.getLogger(__name__)
 
 
-class Upkeep:
+class CompactionLoop:
+    """`settled`: by instance, up to which batch its state is known to be committed."""
+
     def __init__(self, log: Changelog, settled: Callable[[], Mapping[str, int]]) -> None:
         self._log = log
         self._settled = settled
         self._compactor = Compactor(log.generation)
         self._merging = ports.lock()
         self._stop = ports.event()
-        self._thread = ports.thread(self._run, "godwit-upkeep")
+        self._thread = ports.thread(self._run, "godwit-compaction")
         self.failure: GodwitError | None = None
 
     def start(self) -> None:
@@ -40,8 +42,8 @@ class Upkeep:
         self._thread.join()
 
     @contextmanager
-    def nothing_merged(self) -> Iterator[None]:
-        """For whoever needs the files to stay as they are for a moment."""
+    def paused(self) -> Iterator[None]:
+        """The files of the log stay as they are in this block."""
         with self._merging:
             yield
 
@@ -50,22 +52,22 @@ class Upkeep:
         while not self._stop.wait(_pause_s(failures)):
             try:
                 self._merge_sealed()
-            except Exception as error:  # noqa: BLE001 whatever it is, nobody else would hear of it
+            except Exception as error:  # noqa: BLE001 this thread must go on, and the error is shown
                 failures += 1
-                self._tell(error, failures)
+                self._report(error, failures)
             else:
                 failures = 0
                 self.failure = None
 
-    def _tell(self, error: Exception, failures: int) -> None:
-        told = (
+    def _report(self, error: Exception, failures: int) -> None:
+        failure = (
             error if isinstance(error, GodwitError) else Bug(f"merging the log failed: {type(error).__name__}: {error}")
         )
-        if str(told) != str(self.failure):  # once, not with every attempt
+        if str(failure) != str(self.failure):  # once, not with every attempt
             _logger.warning(
-                "%s; the log grows until merging it succeeds, next attempt in %g s", told, _pause_s(failures)
+                "%s; the log grows until merging it succeeds, next attempt in %g s", failure, _pause_s(failures)
             )
-        self.failure = told
+        self.failure = failure
 
     def _merge_sealed(self) -> None:
         with self._merging:

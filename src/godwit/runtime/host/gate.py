@@ -1,8 +1,8 @@
-"""Which rows of a chunk are applied here, which are sent on, and which wait: I1 and I3 at the host's door.
+"""Which rows of a chunk are applied here, which are refused, and which wait. This keeps I1 and I3 at the host.
 
 Rows of keys that this instance owns are applied at once. Rows of keys that another host owns are refused, with a hint. Rows of
-keys between two owners wait until that is decided; it is decided soon, and never by the rows themselves. A key that was
-refused on a stream stays refused on it until the router has caught up (`model.refusals`).
+keys between two owners wait until the hand-over is decided; rows never decide it. A key that was refused on a stream stays
+refused on this stream until the router has caught up (`model.refusals`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from godwit.model.units import Unit
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.ownership_columns import MINE, SENT_ON, Mask, units_of
 from godwit.runtime.memory.work import Chunk, Work
+from godwit.runtime.messages import OwnerHint, RefusedRows
 from godwit.runtime.processor.rows import Index
 
 Apply = Callable[[Chunk], Work]
@@ -35,7 +36,7 @@ class Passed:
     """What became of a chunk."""
 
     works: list[Work] = field(default_factory=list)
-    refused: dict[str, Any] | None = None
+    refused: RefusedRows | None = None
 
 
 class Gate:
@@ -48,7 +49,7 @@ class Gate:
         self._answers = 0
 
     def let_in(self, chunk: Chunk, seen: int, again: bool, apply: Apply) -> Passed:
-        """To be called with the instance's lock held; lets go of it while rows wait."""
+        """To be called with the instance's lock held; the lock is released while rows wait."""
         self._answers += 1
         self._refusals.dealt_with(seen)
         passed = Passed()
@@ -69,10 +70,10 @@ class Gate:
                 passed.works.append(apply(chunk.filter(mine)))
             if sent_on.any():
                 refused.append(chunk.filter(sent_on))
-            held = ~(mine | sent_on)
-            if not held.any():
+            undecided = ~(mine | sent_on)
+            if not undecided.any():
                 break
-            chunk, stands = chunk.filter(held), stands[held]
+            chunk, stands = chunk.filter(undecided), stands[undecided]
             if began_s is None:
                 began_s, waiting = ports.now_s(), len(chunk)
             self._want(chunk.hashes[stands == EXPECTED], instance.ownership)
@@ -93,7 +94,7 @@ class Gate:
                 want(units)
 
     def _wait(self, chunk: Chunk) -> None:
-        """Until all of it is decided: it is answered as a whole, so there is nothing to gain by looking at it earlier."""
+        """Until the owners of all rows are decided: a chunk is answered as a whole, so looking earlier gains nothing."""
         instance = self._shared.instance
         self._shared.changed.wait_for(
             lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), WAITING_STANDS).any()
@@ -101,24 +102,24 @@ class Gate:
         if self._stopping():
             raise StaleGeneration("the host is stopping while rows wait for a hand-over")
 
-    def _refuse(self, chunks: Iterable[Chunk], ownership: Ownership) -> dict[str, Any]:
+    def _refuse(self, chunks: Iterable[Chunk], ownership: Ownership) -> RefusedRows:
         rows = np.concatenate([chunk.rows for chunk in chunks])
         hashes = np.concatenate([chunk.hashes for chunk in chunks])
         self._refusals.add(self._answers, hashes.tolist())
-        self._tell_waiting(hashes, ownership)
-        groups: dict[int, list[Any]] = {}
-        keys: list[list[Any]] = []
+        self._report_backlog(hashes, ownership)
+        groups: dict[int, OwnerHint] = {}
+        keys: list[OwnerHint] = []
         for route_hash in set(hashes.tolist()):
             share = ownership.of(route_hash)
             if route_hash in ownership.keys:
-                keys.append([route_hash, share.peer, share.epoch])
+                keys.append(OwnerHint(route_hash, share.peer, share.epoch))
             else:
                 group = route_hash % len(ownership.groups)
-                groups[group] = [group, share.peer, share.epoch]
-        return {"rows": np.sort(rows).tolist(), "groups": list(groups.values()), "keys": keys}
+                groups[group] = OwnerHint(group, share.peer, share.epoch)
+        return RefusedRows(np.sort(rows).tolist(), tuple(groups.values()), tuple(keys))
 
-    def _tell_waiting(self, hashes: Any, ownership: Ownership) -> None:
-        """Rows of lent units wait at the target from now on: that is the backlog by which a push is ordered."""
+    def _report_backlog(self, hashes: Any, ownership: Ownership) -> None:
+        """Rows of lent units wait at the target from now on. A push is ordered by this backlog."""
         if not self._shared.event_listeners:
             return
         lent = hashes[self._shared.instance.stands(hashes) == int(Stand.LENT)]

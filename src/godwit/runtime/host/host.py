@@ -1,15 +1,13 @@
-"""A host: one long-lived process that holds keyed state and serves routers.
+"""A host: one long-lived process that holds keyed state and serves routers, from its start to its end.
 
-Starts from its changelog, in a new generation that fences the one before; applies chunks, one at a time per instance; and
-answers only what the changelog holds. What a request means is decided by the instance; this file is the loop around it.
+A host starts from its changelog, in a new generation that fences the generation before. It must not know what a request does
+to state: the instance decides that.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,14 +22,14 @@ from godwit.errors import (
     StateUncertain,
 )
 from godwit.model.routing import Routing
-from godwit.model.units import Units
 from godwit.runtime.backup.keeper import BackupKeeper
 from godwit.runtime.backup.records import Records
 from godwit.runtime.backup.restore import restore_if_lost
 from godwit.runtime.backup.sender import BackupSender, no_backup
 from godwit.runtime.handover.host_services import HostServices
-from godwit.runtime.host.compaction import Upkeep
-from godwit.runtime.host.exchange import Exchange, replaced
+from godwit.runtime.host.compaction import CompactionLoop
+from godwit.runtime.host.driver_requests import DriverRequests, Handlers, HostParts
+from godwit.runtime.host.exchange import LaneExchange, replaced
 from godwit.runtime.host.migration_service import Moves
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatSender
@@ -45,23 +43,37 @@ from godwit.runtime.liveness.leases import (
     write_obituary,
 )
 from godwit.runtime.liveness.wills import check_alive
+from godwit.runtime.messages import (
+    FetchState,
+    GetActiveScopes,
+    GetBackupPeer,
+    GetDefinitions,
+    GetStatus,
+    HostStatus,
+    OpenBackup,
+    OpenLane,
+    Register,
+    StateOwnership,
+    Stop,
+)
 from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog, Durability, Recovered
 from godwit.state.changes import changes_schema
 from godwit.state.ledger import with_rows
-from godwit.state.log_copy import copy_log
 from godwit.state.probing import probe
 from godwit.transport import line, typed, wire
 from godwit.transport.addresses import reachable
 from godwit.transport.flight import GONE, Service
+from godwit.transport.typed import Done
 
 STOP_GRACE_S = 2.0
+BACKUP_PEER_S = 1.0  # the driver is asked in the loop that also watches the log, so the wait must be short
 
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """All a host needs to know; made by the driver."""
+    """What a host is started with; made by the driver."""
 
     host: str
     checkpoint: str
@@ -72,9 +84,9 @@ class HostConfig:
     memory_max_bytes: int | None = None
     segment_bytes_max: int = 64 << 20
     incarnation: str = ""
-    # Who owned what at first; None takes ownership, and with it migration, out of the path.
+    # The first owners; without it the host owns everything, and keys cannot move.
     routing: Routing | None = None
-    # Whether another host keeps all that this one writes, for the loss of a disk.
+    # Whether another host keeps a copy of the changelog, for the loss of a disk.
     backup: bool = False
     beats: str = ""  # where heartbeats go; empty: nobody listens
 
@@ -92,53 +104,61 @@ class Host:
         self.started_s = ports.now_s()
         self.load_s = 0.0
 
-    # -- life --------------------------------------------------------------------------------------------------------
-
     def run(self) -> None:
-        """Serve until told to stop; everything is released when this returns."""
+        """Serve until the driver stops the host; everything is released when this returns."""
         began = ports.now_s()
         check_owner(self.config.checkpoint, self.config.incarnation)
         check_alive(self.directory)
-        recovered = self._opened()
-        self._instances, self._lanes = self._made()
+        recovered = self._open_log()
+        self._instances = self._new_instances()
         for part in recovered.parts():
             self._instances.recover(part.info, memoryview(part.body))
         for shared in self._instances:
             self._instances.own(shared)
         self.load_s = ports.now_s() - began
         self._moves = Moves(self._port(), self._instances.named)
-        self._instances.define_all(self._controller.call("definitions"))
-        service = self._service()
-        self._upkeep = Upkeep(self.log, self._instances.settled)
-        heart = HeartbeatSender(
+        for definition in typed.ask(self._controller, GetDefinitions()).operators:
+            self._instances.define(definition)
+        self._parts = self._new_parts()
+        service = self._listen()
+        heartbeats = HeartbeatSender(
             self.config.beats, self.config.token, self.config.incarnation, self.config.host, self.generation
         )
         self._watch.start()
-        self._upkeep.start()
+        self._parts.compaction.start()
         try:
             for shared in self._instances:
-                self._moves.recover(shared)  # before anybody can bring new copies, which it would take for old ones
+                self._moves.recover(shared)  # before an origin can bring new copies, which would be taken for old ones
             self._announce(f"{reachable(self.config.bind, self.config.controller)}:{service.port}")
             if self._backup is not None:
                 self._backup.start()
-            heart.start()
+            heartbeats.start()
             self._serve()
         finally:
-            self._stop.set()
-            self._instances.wake()
-            self._moves.stop()
-            clean = service.stop(STOP_GRACE_S)
-            if self._backup is not None:
-                self._backup.stop()
-            self._upkeep.stop()
-            self._watch.stop()
-            self._release()
-            heart.stop()
-            if not clean:
-                ports.exit_process(0)  # a stream is still open: only the end of the process frees its port
+            self._shut_down(service, heartbeats)
 
-    def _opened(self) -> Recovered:
-        """The log, from a backup if need be. What was said of a backup does not hold for what is answered from now on."""
+    def _shut_down(self, service: Service, heartbeats: HeartbeatSender) -> None:
+        self._stop.set()
+        self._instances.wake()
+        self._moves.stop()
+        clean = service.stop(STOP_GRACE_S)
+        if self._backup is not None:
+            self._backup.stop()
+        self._parts.compaction.stop()
+        self._watch.stop()
+        self._instances.close()
+        end_lease(self.directory, self.generation)
+        self.log.close()
+        self._controller.close()
+        heartbeats.stop()
+        if not clean:
+            ports.exit_process(0)  # a stream is still open: only the end of the process frees its port
+
+    def _open_log(self) -> Recovered:
+        """The log, restored from a backup if its directory is lost.
+
+        The record `none` is written first: what this generation answers is not in the backup until it stands again.
+        """
         config = self.config
         self._restored = restore_if_lost(config.checkpoint, config.host)
         records = Records(config.checkpoint, config.host)
@@ -152,42 +172,32 @@ class Host:
         record = records.next(before, "none", None if before is None else before.peer, self.generation)
         self._backup_keeper = BackupKeeper(config.checkpoint, config.host, self._stop.is_set)
         self._backup_keeper.tidy()
-        self._backup = BackupSender(self._port(), record, self._controller.call, self._end) if config.backup else None
+        self._backup = BackupSender(self._port(), record, self._backup_peer, self._end) if config.backup else None
         return recovered
 
-    def _service(self) -> Service:
-        actions = {
-            "define": self._action_define,
-            "status": self._action_status,
-            "timers_due": self._action_timers_due,
-            "drop": self._action_drop,
-            "sync": self._action_sync,
-            "clear_letters": self._action_clear_letters,
-            "stop": self._action_stop,
-            "marks": self._action_marks,
-            "adopt": self._action_adopt,
-            "roster": self._action_roster,
-            "hold": self._action_hold,
-            "copy": self._action_copy,
-            "tidy_backups": self._action_tidy_backups,
-            "ping": lambda _: {},
-            **typed.actions(self._moves.handlers()),
-        }
+    def _listen(self) -> Service:
+        handlers = DriverRequests(self._parts, self._clock_ms).handlers()
+        own: Handlers = {GetStatus: self._status, Stop: self._stop_now}
+        actions = typed.actions({**handlers, **self._moves.handlers(), **own})
         return line.listen(self.config.bind, self.config.token, actions, self._exchange, self._fetch)
 
-    def _made(self) -> tuple[Instances, Exchange]:
-        config, ask = self.config, self._controller.call
-        instances = Instances(
+    def _new_instances(self) -> Instances:
+        config = self.config
+        return Instances(
             config.host,
             self.log,
             self._watch,
             self._clock_ms,
-            lambda: set(ask("active_scopes")["scopes"]),
+            lambda: set(typed.ask(self._controller, GetActiveScopes()).scopes),
             config.routing,
             config.memory_max_bytes,
             self._crash_markers,
         )
-        return instances, Exchange(config.host, config.checkpoint, self.log, self._clock_ms, self._stop.is_set, ask)
+
+    def _new_parts(self) -> HostParts:
+        lanes = LaneExchange(self._port(), lambda request: typed.ask(self._controller, request))
+        compaction = CompactionLoop(self.log, self._instances.settled)
+        return HostParts(self.log, self._instances, lanes, compaction, self._backup_keeper)
 
     def _port(self) -> HostServices:
         config = self.config
@@ -202,28 +212,23 @@ class Host:
             self._crash_markers,
         )
 
+    def _backup_peer(self) -> str | None:
+        return typed.ask(self._controller, GetBackupPeer(self.config.host), BACKUP_PEER_S).peer
+
     def _announce(self, address: str) -> None:
-        # Again, because another flock may have come in between; its hosts start anew when they find themselves fenced. And
-        # this host may have been given up for lost between the first look and its claim.
+        # Checked again: another flock may have taken the checkpoint since the first check (its hosts start again when they
+        # are fenced), and this host may have been declared lost before it claimed its generation.
         check_owner(self.config.checkpoint, self.config.incarnation)
         check_alive(self.directory)
         write_lease(self.directory, Lease(self.generation, address, ports.pid(), self.config.incarnation))
         drop_failure(self.directory)
-        self._controller.call(
-            "register",
-            host=self.config.host,
-            generation=self.generation,
-            address=address,
-            pid=ports.pid(),
-            load_s=self.load_s,
-            restored=self._restored,
-        )
+        host, generation = self.config.host, self.generation
+        typed.ask(self._controller, Register(host, generation, address, ports.pid(), self.load_s, self._restored))
 
     def _serve(self) -> None:
         parent = ports.parent_pid()
         while not self._stop.wait(0.5):
-            # The Spark worker's parent died, so the executor is gone; or a newer generation has taken over.
-            if ports.parent_pid() != parent:
+            if ports.parent_pid() != parent:  # the Spark worker's parent has ended, so the executor is gone
                 return
             if self.log.fenced():
                 self._fatal = replaced(self.config.host, self.generation)
@@ -235,14 +240,11 @@ class Host:
         if self._fatal is not None:
             raise self._fatal
 
-    def _release(self) -> None:
-        self._instances.close()
-        end_lease(self.directory, self.generation)
-        self.log.close()
-        self._controller.close()
-
     def _give_up(self, error: ProcessorTimeout) -> None:
-        """The obituary fails the batch. Where rows are set aside, the crash markers show the row to the next generation."""
+        """User code takes too long. The obituary fails the batch.
+
+        If the operator sets failing rows aside, there is no obituary: the crash markers show the row to the next generation.
+        """
         try:
             initial = error.fields["batch"] < 0  # initial rows have no crash markers
             if initial or not self._instances.sets_aside(error.fields["operator"]):
@@ -250,35 +252,37 @@ class Host:
         finally:
             ports.exit_process(13)
 
-    # -- the exchange ------------------------------------------------------------------------------------------------
+    def _end(self, error: GodwitError) -> None:
+        """The changelog cannot be written any more, so memory may be ahead of it: the next generation starts from the log."""
+        self._fatal = error
+        self._stop.set()
+
+    # -- streams -----------------------------------------------------------------------------------------------------
 
     def _exchange(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
-        """One lane of one batch: opened, chunks answered in order, finished."""
+        """One stream: of a router, of the origin of a migration, or of a host whose backup is here."""
         began = False
         try:
             if "migration" in header:
                 self._moves.receive(header, reader, writer)
                 return
-            if "backup" in header:
-                self._backup_keeper.receive(header, reader, writer)
+            first = typed.from_header(header, OpenLane, OpenBackup)
+            if isinstance(first, OpenBackup):
+                self._backup_keeper.receive(first, reader, writer)
                 return
-            shared = self._instances.of(header)
+            assert isinstance(first, OpenLane)
+            shared = self._instances.of(first.operator, first.scope)
             writer.begin(with_rows(shared.instance.spec.output_schema))
             began = True
-            self._lanes.converse(shared, header, reader, writer)
+            self._parts.lanes.serve(shared, first, reader, writer)
         except GodwitError as error:
             self._send_error(writer, began, error.at(host=self.config.host))
             if isinstance(error, (CheckpointUnusable, StaleGeneration, StateUncertain)):
                 self._end(error)
         except GONE:
-            return  # the router went away; it comes back or Spark retries its task
-        except Exception as error:  # noqa: BLE001 whatever it is, the router must hear of it
+            return  # the router is gone; it reconnects, or Spark retries its task
+        except Exception as error:  # noqa: BLE001 the router gets every error
             self._send_error(writer, began, Bug(f"{type(error).__name__}: {error}", host=self.config.host))
-
-    def _end(self, error: GodwitError) -> None:
-        """The changelog cannot be written any more, so memory may be ahead of it: only a new generation knows what holds."""
-        self._fatal = error
-        self._stop.set()
 
     def _send_error(self, writer: Any, began: bool, error: GodwitError) -> None:
         try:
@@ -288,117 +292,43 @@ class Host:
         except GONE:
             return
 
-    # -- fetch and actions -------------------------------------------------------------------------------------------
-
     def _fetch(self, header: dict[str, Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """All committed state of an operator, as changes; `committed_batch` is the newest batch that Spark has committed."""
-        shared = self._instances.newest(wire.field(header, "operator", str))
-        committed_batch = wire.field(header, "committed_batch", int)
+        """All committed state of an operator, as changes."""
+        request = typed.from_header(header, FetchState)
+        shared = self._instances.newest(request.operator)
         with shared.lock:
             if self.log.failure is not None:  # memory may not be what has been written
                 raise self.log.failure.with_traceback(None)
-            # Every batch before the one in progress is committed; of that one, only Spark knows.
-            settled = shared.instance.spec.ephemeral or shared.instance.progress.batch <= committed_batch
+            # Every batch before the one in progress is committed; whether that one is, only Spark knows.
+            settled = shared.instance.spec.ephemeral or shared.instance.progress.batch <= request.committed_batch
             batches = list(shared.instance.state.export(committed=not settled))
             ownership = shared.instance.ownership
-            told = {} if ownership is None else {"ownership": json.dumps(ownership.to_dict())}
-        return changes_schema(shared.instance.key_codec).with_metadata(told), iter(batches)
+            owned = StateOwnership(None if ownership is None else ownership.to_dict())
+        schema = changes_schema(shared.instance.key_codec)
+        return schema.with_metadata({owned.kind: typed.pack(owned)}), iter(batches)
 
-    def _action_marks(self, request: dict[str, Any]) -> dict[str, Any]:
-        """How far each operator has come here, for a host that joins."""
-        marks = {}
-        for shared in self._instances:
-            if not shared.instance.spec.ephemeral:
-                with shared.lock:
-                    marks[shared.instance.name], _ = shared.instance.mark_part()
-        return {"marks": marks}
+    # -- requests about the host itself ------------------------------------------------------------------------------
 
-    def _action_adopt(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Be as far as the others are, before the first router comes."""
-        for name, mark in wire.field(request, "marks", dict).items():
-            shared = self._instances.get(name)
-            if shared is None:
-                continue
-            with shared.lock:
-                if shared.instance.progress.query is None:
-                    joins = {"fired": True, "unfired": Units().to_dict(), "joined": True, "spoiled": ""}
-                    shared.instance.recovery.mark(mark | joins)
-                    shared.instance.write([shared.instance.mark_part()])
-            self.log.flush(shared.lsn)
-        return {}
-
-    def _action_roster(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._lanes.roster = tuple(wire.field(request, "hosts", list))
-        return {}
-
-    def _action_hold(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Begin no other batch, or go on."""
-        for shared in self._instances:
-            with shared.changed:
-                shared.paused = wire.field(request, "held", bool)
-                shared.changed.notify_all()
-        return {}
-
-    def _action_copy(self, request: dict[str, Any]) -> dict[str, Any]:
-        for shared in self._instances:
-            self.log.sync(shared.lsn)
-        with self._upkeep.nothing_merged():
-            return {"bytes": copy_log(self.log, Path(wire.field(request, "to", str)))}
-
-    def _action_tidy_backups(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._backup_keeper.tidy()
-        return {}
-
-    def _action_define(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._instances.define(wire.field(request, "operator", dict))
-        return {}
-
-    def _action_status(self, request: dict[str, Any]) -> dict[str, Any]:
-        instances = [shared.status() for shared in self._instances]
+    def _status(self, _: GetStatus) -> HostStatus:
+        failure = self._parts.compaction.failure
         backup = no_backup(self.log.bytes_written) if self._backup is None else self._backup.status()
-        return {
-            "host": self.config.host,
-            "generation": self.generation,
-            "pid": ports.pid(),
-            "load_s": self.load_s,
-            "uptime_s": ports.now_s() - self.started_s,
-            "upkeep_error": None if self._upkeep.failure is None else str(self._upkeep.failure),
-            "storage": {
+        return HostStatus(
+            host=self.config.host,
+            generation=self.generation,
+            pid=ports.pid(),
+            load_s=self.load_s,
+            uptime_s=ports.now_s() - self.started_s,
+            upkeep_error=None if failure is None else str(failure),
+            storage={
                 "file_system": self._mount.file_system,
                 "network": self._mount.network,
                 "durability": self.log.durability,
             },
-            "backup": backup | {"keeps_for": self._backup_keeper.bytes_by_origin()},
-            "instances": instances,
-        }
+            backup=backup | {"keeps_for": self._backup_keeper.bytes_by_origin()},
+            instances=[shared.status() for shared in self._instances],
+        )
 
-    def _action_timers_due(self, request: dict[str, Any]) -> dict[str, Any]:
-        shared = self._instances.get(wire.field(request, "operator", str))
-        if shared is None:
-            return {"due": False}
-        with shared.lock:
-            now_ms = self._clock_ms()
-            return {"due": shared.instance.timers.due(min(now_ms, request.get("until_ms") or now_ms))}
-
-    def _action_drop(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._instances.drop(wire.field(request, "operator", str))
-        return {}
-
-    def _action_clear_letters(self, request: dict[str, Any]) -> dict[str, Any]:
-        shared = self._instances.get(wire.field(request, "operator", str))
-        if shared is None:
-            return {"cleared": 0}
-        with shared.lock:
-            cleared = shared.instance.keys.clear_letters()
-        self.log.sync(shared.lsn)
-        return {"cleared": cleared}
-
-    def _action_sync(self, request: dict[str, Any]) -> dict[str, Any]:
-        for shared in self._instances:
-            self.log.sync(shared.lsn)
-        return {}
-
-    def _action_stop(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _stop_now(self, _: Stop) -> Done:
         self._stop.set()
         self._instances.wake()
-        return {}
+        return Done()

@@ -5,7 +5,6 @@ Knows what a changelog's parts mean for an instance; not who asks for rows, nor 
 
 from __future__ import annotations
 
-import base64
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from godwit.model.routing import Routing
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Part, Unwritten
+from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -110,22 +110,16 @@ class Instances:
         code.guard = lambda: self._watch.over(instance.spec.timeout_s, code.describe, code.current_call)
         return instance
 
-    def define_all(self, answer: dict[str, Any]) -> None:
-        for item in answer["operators"]:
-            self.define(item)
-
-    def define(self, item: dict[str, Any]) -> None:
+    def define(self, definition: OperatorDefinition) -> None:
         """Take up an operator's code: a fresh instance, or code for recovered state."""
-        initial = {host: base64.b64decode(rows) for host, rows in item["initial"].items() if host == self._host}
-        operator = Operator(OperatorSpec.from_dict(item["spec"]), base64.b64decode(item["adapter"]), initial)
+        operator = definition.operator_at(self._host)
         name = operator.spec.name
         with self._admin:
             self._operators[name] = operator
             if operator.spec.ephemeral:
                 return
             shared = self._named.get(name) or SharedInstance(self._fresh(name, operator.spec))
-            first = item.get("routing")
-            self.own(shared, None if first is None else Routing.from_dict(first))
+            self.own(shared, definition.routing)
             with shared.lock:
                 shared.instance.attach(operator.spec, self._adapter(operator))
                 owned = [shared.instance.own_part()] if shared.instance.ownership is not None else []
@@ -145,13 +139,10 @@ class Instances:
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def of(self, header: dict[str, Any]) -> SharedInstance:
-        name = wire.field(header, "operator", str)
-        scope = header.get("scope")
+    def of(self, name: str, scope: str | None) -> SharedInstance:
         shared = self._named.get(name if scope is None else f"{name}@{scope}")
-        codeless = (
-            shared is None or shared.instance.code.adapter is None
-        )  # a host that was started again has the state only
+        # A host that was started again has the state and not the code.
+        codeless = shared is None or shared.instance.code.adapter is None
         if codeless and scope is not None and name in self._operators:
             shared = self._scoped(self._operators[name], scope)
         if shared is None:
@@ -241,13 +232,6 @@ class Instances:
 
     def get(self, name: str) -> SharedInstance | None:
         return self._named.get(name)
-
-    def drop(self, operator: str) -> None:
-        """The operator, and what single evaluations of it have left."""
-        with self._admin:
-            self._operators.pop(operator, None)
-            for held in [n for n in self._named if n == operator or n.startswith(f"{operator}@")]:
-                self._drop(held)
 
     def close(self) -> None:
         for shared in self:

@@ -13,7 +13,8 @@ from typing import Final
 
 from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable
-from godwit.transport import line
+from godwit.runtime.messages import OfferSlot
+from godwit.transport import line, typed
 
 FOR_LEASE_S: Final = 0.3  # a host that gets a slot at once has a lease by then, or nearly so
 FOR_ANSWER_S: Final = 1.0  # a host may need that long for a chunk; a host that waits for a lost host needs longer
@@ -38,10 +39,11 @@ class TaskSlot:
 
     def offer(self) -> None:
         """Tell the driver that this task waits."""
+        assert self.attempt is not None, "only a task has a slot to offer"
         client = line.connect(self.controller, self.token, CONNECT_S)
         try:
             with suppress(GodwitError):  # the driver is gone or busy: the task goes on waiting
-                self.claimed = bool(client.call("waits", timeout_s=CALL_S, attempt=self.attempt)["leave"])
+                self.claimed = typed.ask(client, OfferSlot(self.attempt), CALL_S).claimed
         finally:
             client.close()
 

@@ -7,7 +7,6 @@ between two owners is waited for: that takes milliseconds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,11 +18,12 @@ from godwit.errors import HostUnavailable, from_json
 from godwit.model.ownership import Ownership, Stand
 from godwit.runtime.liveness.leases import check_owner, host_directory, read_lease
 from godwit.runtime.liveness.slot_offers import FOR_LEASE_S, SlotOffers, TaskSlot
+from godwit.runtime.messages import FetchState, StateOwnership
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.reading.export import rows_of_state
 from godwit.runtime.router.routing_table import read_routing
 from godwit.state.keys import KeyCodec
-from godwit.transport import line
+from godwit.transport import line, typed
 from godwit.transport.flight import GONE
 
 OWNED: Final = frozenset((Stand.MINE, Stand.LENT, Stand.CUT))
@@ -111,17 +111,17 @@ class StateReader:
             return None
         client = line.connect(lease.address, self.token)
         try:
-            schema, batches = client.fetch(operator=self.spec.name, committed_batch=self.committed_batch)
+            schema, batches = typed.fetch(client, FetchState(self.spec.name, self.committed_batch))
             changes = list(batches)
         except GONE as error:
-            told = _told(error)
-            if told is None or isinstance(told, HostUnavailable):
+            answer = _error_in(error)
+            if answer is None or isinstance(answer, HostUnavailable):
                 return None
-            raise told from error
+            raise answer from error
         finally:
             client.close()
-        own = (schema.metadata or {}).get(b"ownership")
-        return None if own is None else Ownership.from_dict(host, json.loads(own)), changes
+        owned = typed.unpack(schema.metadata[StateOwnership.kind.encode()], StateOwnership).ownership
+        return None if owned is None else Ownership.from_dict(host, owned), changes
 
 
 @dataclass(slots=True)
@@ -170,8 +170,8 @@ class _Wanted:
         return _Taken(groups, keys)
 
 
-def _told(error: BaseException) -> Exception | None:
-    """The host's own word, if it gave one."""
+def _error_in(error: BaseException) -> Exception | None:
+    """The error that the host has answered with, if any."""
     text: Any = str(error)
     start, end = text.find("{"), text.rfind("}")
     return from_json(text[start : end + 1]) if start >= 0 and '"code"' in text else None

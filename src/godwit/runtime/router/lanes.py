@@ -1,8 +1,8 @@
-"""What tells the rows of a batch apart when the batch is read again, and how many go to the hosts at once.
+"""Which number each row of a lane has, so that a batch that is read again has the same numbers; and which rows go together.
 
-Usually a row's place in its partition. After a shuffle rows come in any order, so they are put in an order of their own: by
-event time where there is one, then by a hash of their content; rows of equal content may stand for each other. Where a source
-may cut a batch into other partitions, lane and sequence columns tell the rows apart.
+Usually the number is the row's position in its partition. After a shuffle rows come in any order, so they are sorted first: by
+event time where there is one, then by a hash of their content; rows of equal content are interchangeable. Where a source may
+cut a batch into other partitions, the user names lane and sequence columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXTRA = {"position": 0, "content": 1, "columns": 2}  # columns that Spark put be
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LaneSlice:
     """Rows that are sent together: the user's columns (and the check behind them), row numbers ascending, routing hashes."""
 
     lane: str
@@ -31,17 +31,17 @@ class Window:
     rows: Index
     hashes: Index
 
-    def part(self, begin: int, end: int) -> Window:
+    def part(self, begin: int, end: int) -> LaneSlice:
         batch = self.batch.slice(begin, end - begin)
-        return Window(self.lane, batch, self.rows[begin:end], self.hashes[begin:end])
+        return LaneSlice(self.lane, batch, self.rows[begin:end], self.hashes[begin:end])
 
 
-def windows(
+def lane_slices(
     batches: Iterable[pa.RecordBatch], route: Route, lane: str, block_rows: int | None = None
-) -> Iterator[Window]:
-    """`block_rows`: rows go in blocks of exactly so many, the last of a lane excepted, however Spark has cut its batches."""
-    kept = (_without_ticks(batch) for batch in batches)
-    filled = (batch for batch in kept if len(batch))
+) -> Iterator[LaneSlice]:
+    """`block_rows`: every slice but the last has exactly so many rows, however Spark has cut its batches."""
+    rows_only = (_without_ticks(batch) for batch in batches)
+    filled = (batch for batch in rows_only if len(batch))
     match route.numbering:
         case "position" if block_rows is not None:
             yield from _by_position(_blocks(filled, block_rows), lane)
@@ -61,30 +61,30 @@ def windows(
 
 def _gathered(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
     """Larger batches: a processor that is called once per key and batch should see all of the key's rows."""
-    held: list[pa.RecordBatch] = []
+    gathered: list[pa.RecordBatch] = []
     for batch in batches:
-        held.append(batch)
-        if sum(map(len, held)) >= rows_max:
-            yield joined(held)
-            held = []
-    if held:
-        yield joined(held)
+        gathered.append(batch)
+        if sum(map(len, gathered)) >= rows_max:
+            yield joined(gathered)
+            gathered = []
+    if gathered:
+        yield joined(gathered)
 
 
 def _blocks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    held: list[pa.RecordBatch] = []
+    block: list[pa.RecordBatch] = []
     missing = rows
     for batch in batches:
-        left = batch
-        while len(left) >= missing:
-            yield joined([*held, left.slice(0, missing)])
-            left = left.slice(missing)
-            held, missing = [], rows
-        if len(left):
-            held.append(left)
-            missing -= len(left)
-    if held:
-        yield joined(held)
+        rest = batch
+        while len(rest) >= missing:
+            yield joined([*block, rest.slice(0, missing)])
+            rest = rest.slice(missing)
+            block, missing = [], rows
+        if len(rest):
+            block.append(rest)
+            missing -= len(rest)
+    if block:
+        yield joined(block)
 
 
 def _slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
@@ -92,12 +92,12 @@ def _slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _by_position(batches: Iterable[pa.RecordBatch], lane: str) -> Iterator[Window]:
+def _by_position(batches: Iterable[pa.RecordBatch], lane: str) -> Iterator[LaneSlice]:
     next_row = 0
     for batch in batches:
         rows = np.arange(next_row, next_row + len(batch), dtype=np.int64)
         next_row += len(batch)
-        yield Window(lane, batch.select(batch.schema.names[:-1]), rows, _ints(batch, -1))
+        yield LaneSlice(lane, batch.select(batch.schema.names[:-1]), rows, _ints(batch, -1))
 
 
 def _by_content(batch: pa.RecordBatch, event_time: str | None) -> pa.RecordBatch:
@@ -111,13 +111,13 @@ def _by_content(batch: pa.RecordBatch, event_time: str | None) -> pa.RecordBatch
     return batch.select([*names[:-2], names[-1]]).take(order)
 
 
-def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[Window]:
-    """`last` has the newest sequence of every lane: a row that repeats one would pass for the row that came before."""
+def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[LaneSlice]:
+    """`last`: the newest sequence of every lane. A row that repeats a sequence would be taken for the earlier row."""
     lanes, rows, hashes = (_ints(batch, at) for at in (-3, -2, -1))
     user = batch.select(batch.schema.names[:-3])
     for lane in dict.fromkeys(lanes.tolist()):
-        mine = np.flatnonzero(lanes == lane)
-        numbers = np.append(last.get(lane, rows[mine[0]] - 1), rows[mine])
+        positions = np.flatnonzero(lanes == lane)
+        numbers = np.append(last.get(lane, rows[positions[0]] - 1), rows[positions])
         falls = np.flatnonzero(np.diff(numbers) <= 0)
         if len(falls):
             before, after = numbers[falls[0] : falls[0] + 2].tolist()
@@ -127,18 +127,20 @@ def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[Window]
                 lane=f"{COLUMN_LANE}{lane}",
             )
         last[lane] = int(numbers[-1])
-        yield Window(f"{COLUMN_LANE}{lane}", user.take(mine), rows[mine], hashes[mine])
+        yield LaneSlice(f"{COLUMN_LANE}{lane}", user.take(positions), rows[positions], hashes[positions])
 
 
 def _ints(batch: pa.RecordBatch, at: int) -> Index:
     column = batch.column(batch.num_columns + at)
     if column.null_count:
-        raise NotReplayable("a lane or sequence column is null", todo="Filter such rows out before the operator")
+        raise NotReplayable(
+            "a lane or sequence column is null", todo="Filter rows with a null in it out before the operator"
+        )
     values: Index = np.ascontiguousarray(column.to_numpy())
     return values
 
 
 def _without_ticks(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows without a routing hash only made this batch happen."""
+    """A tick is a row without a routing hash; its only purpose is that Spark runs the batch."""
     hashes = batch.column(batch.num_columns - 1)
     return batch.filter(hashes.is_valid()) if hashes.null_count else batch

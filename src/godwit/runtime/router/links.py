@@ -1,20 +1,20 @@
 """A router's links, by host: opened all at once or as hosts turn up, and finished together.
 
-Also decides when a host counts as gone for good: the routing file no longer has it. A host that is in the file and not up is
-waited for, however long that takes it.
+Also decides when a host counts as gone for good: the routing file no longer names it. A host that is in the file and not up is
+waited for, up to the route's waiting time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
 from godwit.runtime.liveness.wills import batch_lost
+from godwit.runtime.messages import LaneOpened
+from godwit.runtime.router.host_requests import RowsRequest
 from godwit.runtime.router.link import Link
-from godwit.runtime.router.pieces import Piece
 from godwit.runtime.router.route import Route, Task
 from godwit.runtime.router.routing_table import OwnerTable, RoutingFile
 
@@ -30,12 +30,12 @@ class Links:
         self._links: dict[str, Link] = {}
 
     def begin(self, hosts: Iterable[str]) -> None:
-        """Every host there is begins the batch, before the first row leaves: then no timers are left that could fire in it.
+        """Every host begins the batch before the first row leaves: after that, no timer is left that could fire in the batch.
 
-        Outputs of timers leave before all rows, so that a retry puts them in the same place. Of a host that was lost before
-        its answer was read, heirs have timers that have not fired, or outputs for this lane: as soon as they have taken over
-        they tell whoever opens them, so all are opened again. And a host that has joined meanwhile may have got keys before
-        the batch had begun anywhere.
+        Outputs of timers leave before all rows, so that a retry puts them in the same place. If a host was lost before its
+        answer was read, its heirs have timers that have not fired, or outputs for this lane. Heirs send those to every lane
+        that opens after the takeover, so all hosts are opened again. A host that has joined meanwhile is opened too: keys may
+        have moved there before the batch had begun anywhere.
         """
         self._open(hosts, self._task)
         while self._route.timers:
@@ -48,35 +48,36 @@ class Links:
             self._open(joined, self._task)
 
     def check_committed(self) -> None:
-        """A batch that has come and gone at one host has done so at all, unless a machine was lost with the end of a log."""
+        """A batch that was completed at one host was completed at all, unless a machine was lost with the end of a log."""
+        live = [link for link in self._links.values() if not link.retired]
         before = {
-            link.host: link.begun.get("before") for link in self._links.values() if link.begun and not link.retired
+            link.host: link.opened.before for link in live if link.opened is not None and link.opened.before is not None
         }
-        had = {host: batch for host, batch in before.items() if batch is not None}
-        behind = [host for host, batch in had.items() if batch < max(had.values())]
-        if behind:
-            raise batch_lost(behind[0], self._route.operator, had[behind[0]], max(had.values()))
+        newest = max(before.values(), default=None)
+        for host, batch in before.items():
+            if newest is not None and batch < newest:
+                raise batch_lost(host, self._route.operator, batch, newest)
 
     def _open_again(self) -> None:
-        there = [link for link in self._links.values() if not link.retired]
+        live = [link for link in self._links.values() if not link.retired]
         for link in self._links.values():
             link.missed = False
-        for link in there:
+        for link in live:
             link.hang_up()
-        for link in there:
+        for link in live:
             link.reach()
-        for link in there:
+        for link in live:
             link.connect()
 
     def open(self, hosts: Iterable[str]) -> None:
-        """Those that are not open yet: they have joined since the batch began, so none of their timers is due in it."""
+        """Hosts that are not open yet have joined since the batch began, so none of their timers is due in it."""
         self._open(hosts, replace(self._task, carries=False))
 
     def _open(self, hosts: Iterable[str], task: Task) -> None:
-        """All are asked before the first answer is waited for."""
+        """All hosts are asked before the first answer is awaited."""
         new = [Link(host, self._route, task, self._schema, self._left) for host in hosts if host not in self._links]
         self._links |= {link.host: link for link in new}
-        if self._route.timers:  # where no batch begins while a host is away, its timers fire with all others
+        if self._route.timers:  # a batch does not begin while a host is away, so timers of all hosts fire together
             for link in new:
                 link.meet()
         for link in new:
@@ -89,7 +90,11 @@ class Links:
         return () if routing is None else routing.hosts
 
     def _left(self, host: str) -> bool:
-        """A host joins the file before anybody hears of it, so one that is neither there nor in our first table was there."""
+        """Whether the host has left for good.
+
+        A host is written to the file before any router hears of it. So a host that is neither in the file nor in the first
+        table of this router was in the file in between.
+        """
         routing = self._file.read()
         if routing is None or host in routing.hosts:
             return False
@@ -99,34 +104,35 @@ class Links:
         return [host for host, link in self._links.items() if link.retired]
 
     def timers(self) -> list[pa.RecordBatch]:
-        """What timers have put out at the hosts that are open, in the same order whoever tells it.
+        """The outputs of timers of all hosts, in an order that does not depend on which host sends them.
 
-        What a host has told that was lost after that, its heirs may tell too.
+        If a host was lost after it had sent its outputs, its heirs may send the same firings again; each is taken once.
         """
         fired: dict[str, pa.RecordBatch] = {}
         for link in self._links.values():
             fired |= link.timers
         return [fired[name] for name in sorted(fired)]
 
-    def begun(self) -> list[dict[str, Any]]:
-        """How the hosts that are open have begun the batch."""
-        return [link.begun for link in self._links.values() if link.begun is not None]
+    def opened(self) -> list[LaneOpened]:
+        """How the open hosts have begun the batch."""
+        return [link.opened for link in self._links.values() if link.opened is not None]
 
-    def send(self, piece: Piece) -> None:
-        self._links[piece.host].send(piece)
+    def send(self, request: RowsRequest) -> None:
+        self._links[request.host].send(request)
 
-    def receive(self, piece: Piece) -> None:
-        self._links[piece.host].receive(piece)
+    def receive(self, request: RowsRequest) -> None:
+        self._links[request.host].receive(request)
 
     def finish(self, rows: int | None, event_max_ms: int | None) -> None:
-        """Every host makes the lane's work durable; also those that have got keys of ours from the hosts we know."""
+        """Every host makes the lane's work durable; also hosts that have joined since and got keys from the open ones."""
         unfinished: Sequence[str] = list(self._links)
         while unfinished:
             hosts = list(self._links)
-            asked = [(self._links[host], self._links[host].finish(rows, event_max_ms, hosts)) for host in unfinished]
-            for link, message in asked:
-                link.receive(message)
-            unfinished = list(dict.fromkeys(host for _, m in asked for host in m.also if host not in self._links))
+            requests = [(self._links[host], self._links[host].finish(rows, event_max_ms, hosts)) for host in unfinished]
+            for link, request in requests:
+                link.receive(request)
+            further = [host for _, request in requests for host in request.further_hosts]
+            unfinished = list(dict.fromkeys(host for host in further if host not in self._links))
             self.open(unfinished)
 
     def close(self) -> None:

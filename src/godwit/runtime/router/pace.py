@@ -1,8 +1,8 @@
-"""How many rows go to the hosts at once: no more than they apply in a tenth of a second, as far as is known here.
+"""How many rows go to the hosts at once: at most as many as the hosts apply in a tenth of a second, as far as is known.
 
-A host applies a chunk alone, so whatever waits for the instance, keys that are to move above all, waits as long as that takes.
-So rows that take long are sent in smaller chunks; those that are quick are not cut at all. What was learnt stays with the
-process, which Spark uses for many tasks.
+A host applies a chunk without a break, and everything else that needs the instance, above all keys that are to move, waits
+until the chunk is applied. So slow rows go in smaller chunks, and fast rows are not cut. The measured rate is stored per
+process, because Spark runs many tasks in one process.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from __future__ import annotations
 from typing import Final
 
 TARGET_S: Final = 0.1
-ROWS_MIN: Final = 512  # fewer cost more to send than to apply, unless applying takes very long
+ROWS_MIN: Final = 512  # fewer rows cost more to send than to apply, unless applying them takes very long
 
-_known: dict[str, float] = {}  # rows a second, by operator
+_rates: dict[str, float] = {}  # rows a second, by operator
 
 
 class Pace:
-    """Of one lane; the time is an argument."""
+    """The pace of one lane; the time is an argument."""
 
-    def __init__(self, operator: str, known: dict[str, float] = _known) -> None:
+    def __init__(self, operator: str, rates: dict[str, float] = _rates) -> None:
         self._operator = operator
-        self._known = known
+        self._rates = rates
         self._answered_s = 0.0
 
     def rows_max(self) -> int | None:
-        """None as long as nothing is known."""
-        rate = self._known.get(self._operator)
+        """None until a rate is known."""
+        rate = self._rates.get(self._operator)
         return None if rate is None else max(ROWS_MIN, int(rate * TARGET_S))
 
     def answered(self, rows: int, sent_s: float, now_s: float) -> None:
-        """So many rows that were sent then have been answered; hosts had begun with them when those before were done."""
+        """The hosts have answered so many rows; they began with them when the rows before were done."""
         took_s = now_s - max(sent_s, self._answered_s)
         self._answered_s = now_s
         if rows and took_s > 0:
-            self._known[self._operator] = rows / took_s
+            self._rates[self._operator] = rows / took_s

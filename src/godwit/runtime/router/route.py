@@ -1,4 +1,4 @@
-"""What a router needs to know: its operator and flock, and which task it is in."""
+"""What a router is given: its operator and flock, and its Spark task. Decides nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ Numbering = Literal["position", "content", "columns"]
 class Route:
     """An operator and its flock, as shipped with a task.
 
-    `routing` is the table of when the operator was defined; the routing file may have a newer one, and neither need be right.
-    `numbering` says what tells the rows of a batch apart when it is read again: their position in the partition, their
-    content (after a shuffle, which has no order of its own), or lane and sequence columns. `timers`: whether the operator has
-    any, which fire at the beginning of a batch. `merge`: how rows of a hot key become one, in batches that are begun so.
-    `checked`: whether Spark has put 32 bits of each row's content behind the user's columns.
-    `controller`: the driver's address, for tasks that wait for a host.
+    `routing`: the table from when the operator was defined; the routing file may have a newer one, and both may be old.
+    `numbering`: how rows of a batch get their numbers: by position in the partition, by content (after a shuffle, which has
+    no order of its own), or by lane and sequence columns. `timers`: whether the operator has timers; they fire at the
+    beginning of a batch. `merge`: how several rows of a hot key become one row. `checked`: whether Spark has put 32 bits of
+    each row's content behind the user's columns. `controller`: the driver's address, for tasks that wait for a host.
     """
 
     operator: str
@@ -46,10 +45,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Which task this is: lane, batch, and the scope of a batch DataFrame's evaluation.
+    """The Spark task: its batch and lane, and the scope if it evaluates a batch DataFrame.
 
-    A lane that has rows (or a tick) carries what timers put out, if it is the first to open the batch at a host. `attempt`:
-    Spark's own number of this attempt.
+    `carries`: the lane has rows or a tick, so the outputs of timers may leave through it. `attempt`: Spark's number of this
+    attempt.
     """
 
     request: BatchRef

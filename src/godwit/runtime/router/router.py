@@ -1,17 +1,17 @@
 """The router: the code inside a Spark task that sends rows to the hosts that own their keys and puts the outputs in order.
 
-It splits a lane's rows by owner as its table has it, sees to it that rows which a host refuses get to their owner, and lets the
-task end only when every host has made the lane's work durable. It decides nothing about state, nor who owns a key.
+It splits a lane's rows by their owners in its routing table, sends refused rows on to their owners, and lets the task end only
+when every host has made the lane's work durable. It decides nothing about state, nor who owns a key.
 
-Order (DESIGN 5): windows are collected in the order in which they were sent, each seen through before the next is looked at,
-and what was learnt from one is used for new windows only when none is in flight. So no row overtakes an earlier one of its key
-that is still on its way to, or back from, an older owner.
+Order (DESIGN 5): the answers to slices are collected in the order of sending, and all rows of one slice are applied before the
+next slice is looked at. New owners that were learnt from a refusal are used for new slices only when no slice is in flight. So
+no row overtakes an earlier row of its key that is still on its way to, or back from, an older owner.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,23 +20,23 @@ import pyarrow.compute as pc
 
 from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, NullKey
+from godwit.runtime.messages import LaneOpened
 from godwit.runtime.processor.merging import BLOCK_ROWS, Merging, checked_merge
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.processor.spec import merge_of
-from godwit.runtime.router.lanes import Window, windows
+from godwit.runtime.router.host_requests import RowsRequest
+from godwit.runtime.router.lanes import LaneSlice, lane_slices
 from godwit.runtime.router.links import Links
 from godwit.runtime.router.pace import Pace
-from godwit.runtime.router.pieces import Piece
 from godwit.runtime.router.rounds import Rounds
 from godwit.runtime.router.route import Route, Task
 from godwit.runtime.router.routing_table import OwnerTable, RoutingFile
 from godwit.state.ledger import in_row_order
 from godwit.transport.wire import CHECK, HASH, ROW
 
-WINDOWS_MAX = 3  # sent and not yet answered; more than one keeps hosts busy while the next is read
-SMALL_ROWS_MAX = (
-    256  # a window of so few is answered before the next is read, which with the real-time trigger may be never
-)
+IN_FLIGHT_MAX = 3  # slices sent and not yet answered; more than one keeps hosts busy while the next slice is read
+# The answer to so small a slice is awaited before the next slice is read: with the real-time trigger that one may never come.
+SMALL_ROWS_MAX = 256
 
 
 class Router:
@@ -47,7 +47,7 @@ class Router:
         self._task = task
         self._file = RoutingFile(route.checkpoint, route.operator, moves=task.scope is None)
         self._table = newest_table(route, self._file)
-        self._sent: deque[tuple[Window, list[Piece], float]] = deque()
+        self._sent: deque[tuple[LaneSlice, list[RowsRequest], float]] = deque()
         self._pace = Pace(route.operator)
         self._row_count = 0
         self._event_max_ms: int | None = None
@@ -59,15 +59,15 @@ class Router:
         self._links = Links(self._route, self._task, wire_schema, self._file, self._table)
         self._rounds = Rounds(self._route, self._table, self._links, self._file)
         try:
-            # Every host, also where no row will go: the batch and its event time concern them all.
+            # Hosts that get no rows are opened too: the batch and its event time concern all hosts.
             self._links.begin(self._table.hosts)
             self._links.check_committed()
             yield from _ordered(self._links.timers())
-            merging = merging_of(self._route, schema, self._links.begun())
-            found = windows(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)
-            for window in self._cut(self._read(found, merging, wire_schema)):
-                self._send(window, wire_schema)
-                yield from self._collect(0 if len(window.rows) <= SMALL_ROWS_MAX else WINDOWS_MAX - 1)
+            merging = merging_of(self._route, schema, self._links.opened())
+            slices = lane_slices(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)
+            for lane_slice in self._cut(self._read(slices, merging, wire_schema)):
+                self._send(lane_slice, wire_schema)
+                yield from self._collect(0 if len(lane_slice.rows) <= SMALL_ROWS_MAX else IN_FLIGHT_MAX - 1)
             yield from self._collect(0)
             self._finish()
         except GodwitError as error:
@@ -76,30 +76,30 @@ class Router:
         finally:
             self._links.close()
 
-    def _read(self, found: Iterable[Window], merging: Merging | None, schema: pa.Schema) -> Iterator[Window]:
-        """What is told of the lane is told of the rows as they came. Merged before they are cut, which goes by the clock."""
-        for window in found:
-            self._check_keys(window)
-            self._note_event_time(window.batch)
-            self._row_count += len(window.rows)
-            yield window if merging is None else _merged(window, merging, schema)
+    def _read(self, slices: Iterable[LaneSlice], merging: Merging | None, schema: pa.Schema) -> Iterator[LaneSlice]:
+        """Count the rows as they came, then merge them; cutting comes later, because it depends on the clock."""
+        for lane_slice in slices:
+            self._check_keys(lane_slice)
+            self._note_event_time(lane_slice.batch)
+            self._row_count += len(lane_slice.rows)
+            yield lane_slice if merging is None else _merged(lane_slice, merging, schema)
 
-    def _cut(self, found: Iterable[Window]) -> Iterator[Window]:
-        for window in found:
-            begin = 0
-            while begin < len(window.rows):
-                end = len(window.rows) if self._route.gather else begin + (self._pace.rows_max() or len(window.rows))
-                # How many rows go at once may change in between, also to more than there are: what has gone is not sent again.
-                yield window if begin == 0 and end >= len(window.rows) else window.part(begin, end)
+    def _cut(self, slices: Iterable[LaneSlice]) -> Iterator[LaneSlice]:
+        for whole in slices:
+            begin, count = 0, len(whole.rows)
+            while begin < count:
+                end = count if self._route.gather else begin + (self._pace.rows_max() or count)
+                # The pace may change between two parts, also to more rows than are left; no row is sent twice.
+                yield whole if begin == 0 and end >= count else whole.part(begin, end)
                 begin = end
 
-    def _send(self, window: Window, schema: pa.Schema) -> None:
-        numbered = _numbered(window, schema)
-        pieces = [Piece(host, window.lane, part) for host, part in self._split(numbered, window.hashes)]
-        self._links.open(piece.host for piece in pieces)  # the table may have learnt of further hosts
-        for piece in pieces:
-            self._links.send(piece)
-        self._sent.append((window, pieces, ports.now_s()))
+    def _send(self, lane_slice: LaneSlice, schema: pa.Schema) -> None:
+        by_host = self._split(_numbered(lane_slice, schema), lane_slice.hashes)
+        requests = [RowsRequest(host, lane_slice.lane, rows) for host, rows in by_host]
+        self._links.open(request.host for request in requests)  # the table may have learnt of further hosts
+        for request in requests:
+            self._links.send(request)
+        self._sent.append((lane_slice, requests, ports.now_s()))
 
     def _split(self, batch: pa.RecordBatch, hashes: Index) -> Iterator[tuple[str, pa.RecordBatch]]:
         if len(self._table.hosts) == 1:
@@ -107,19 +107,19 @@ class Router:
             return
         owners = self._table.owners(hashes)
         for position in np.flatnonzero(np.bincount(owners)).tolist():
-            mine = np.flatnonzero(owners == position)
-            yield self._table.hosts[position], batch if len(mine) == len(batch) else batch.take(mine)
+            rows = np.flatnonzero(owners == position)
+            yield self._table.hosts[position], batch if len(rows) == len(batch) else batch.take(rows)
 
-    def _check_keys(self, window: Window) -> None:
+    def _check_keys(self, lane_slice: LaneSlice) -> None:
         if self._route.null_keys == "bucket":
             return
         for name in self._route.key_names:
-            column = window.batch.column(window.batch.schema.get_field_index(name))
+            column = lane_slice.batch.column(lane_slice.batch.schema.get_field_index(name))
             if column.null_count:
-                row = window.rows[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]]
+                row = lane_slice.rows[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]]
                 raise NullKey(
                     f"key column {name!r} is null",
-                    todo='Filter such rows out before, or pass nullKeys="bucket" to give them a state of their own',
+                    todo='Filter rows with a null key out before, or pass nullKeys="bucket" to give them a state of their own',
                     row=int(row),
                 )
 
@@ -132,17 +132,17 @@ class Router:
             self._event_max_ms = newest if self._event_max_ms is None else max(newest, self._event_max_ms)
 
     def _collect(self, left: int) -> Iterator[pa.RecordBatch]:
-        """Until so many windows are in flight, or none, if one of them taught the table something."""
+        """Until at most `left` slices are in flight; until none is, if the table has learnt from a refusal."""
         while len(self._sent) > (0 if self._rounds.learnt else left):
-            window, pieces, sent_s = self._sent.popleft()
-            outputs = self._rounds.see_through(window.lane, pieces)
-            self._pace.answered(len(window.rows), sent_s, ports.now_s())
+            lane_slice, requests, sent_s = self._sent.popleft()
+            outputs = self._rounds.see_through(lane_slice.lane, requests)
+            self._pace.answered(len(lane_slice.rows), sent_s, ports.now_s())
             yield from _ordered(outputs)
         if not self._sent:
             self._rounds.learnt = False
 
     def _finish(self) -> None:
-        """A lane made of columns may be cut otherwise when it is read again, so its number of rows proves nothing."""
+        """A lane made of columns may have another number of rows when it is read again, so the number is not checked."""
         rows = None if self._route.numbering == "columns" else self._row_count
         self._links.finish(rows, self._event_max_ms)
 
@@ -152,37 +152,36 @@ def newest_table(route: Route, file: RoutingFile) -> OwnerTable:
     return table if table is not None and table.version > route.routing.version else OwnerTable(route.routing)
 
 
-def merging_of(route: Route, schema: pa.Schema, begun: Sequence[Mapping[str, Any]]) -> Merging | None:
-    """How this batch is merged: as it was begun, also by an application that had declared it otherwise.
+def merging_of(route: Route, schema: pa.Schema, opened: Sequence[LaneOpened]) -> Merging | None:
+    """How rows of this batch are merged: as when the batch was first begun, even if the declaration has changed since.
 
-    Rows of it may have been applied then, and have to come the same again. A host that has no rows of it yet may say what is
-    declared now.
+    Rows of the batch may have been applied already, and must come merged in the same way again. A host that has applied no
+    rows of the batch may answer with the present declaration.
     """
-    if route.merge and not begun:
+    if route.merge and not opened:
         raise HostUnavailable(
-            "no host is left of those that were known, so nobody can tell how the batch was begun",
-            todo="The task is retried by Spark",
+            "all known hosts have left, so no host can say how the batch was begun", todo="The task is retried by Spark"
         )
-    told = [merge_of(each.get("merge")) for each in begun]
-    merge = next((each for each in told if each != route.merge), route.merge)
+    merges = [merge_of(answer.merge) for answer in opened]
+    merge = next((other for other in merges if other != route.merge), route.merge)
     if merge != route.merge:
-        checked_merge(dict(merge), schema, route.key_names)  # the input may be another one, too
-    late_us = max((each["late_us"] for each in begun if each.get("late_us") is not None), default=None)
+        checked_merge(dict(merge), schema, route.key_names)  # the input may have changed too
+    late_us = max((answer.late_us for answer in opened if answer.late_us is not None), default=None)
     return Merging(merge, schema, route.key_names, route.event_time, late_us) if merge else None
 
 
-def _merged(window: Window, merging: Merging, schema: pa.Schema) -> Window:
-    block = merging.merged(_numbered(window, schema))
+def _merged(lane_slice: LaneSlice, merging: Merging, schema: pa.Schema) -> LaneSlice:
+    block = merging.merged(_numbered(lane_slice, schema))
     *names, row, hash_ = block.schema.names
-    return Window(window.lane, block.select(names), block.column(row).to_numpy(), block.column(hash_).to_numpy())
+    return LaneSlice(lane_slice.lane, block.select(names), block.column(row).to_numpy(), block.column(hash_).to_numpy())
 
 
-def _numbered(window: Window, schema: pa.Schema) -> pa.RecordBatch:
-    columns = [*_as(window.batch, schema), pa.array(window.rows), pa.array(window.hashes)]
+def _numbered(lane_slice: LaneSlice, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [*_cast(lane_slice.batch, schema), pa.array(lane_slice.rows), pa.array(lane_slice.hashes)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _as(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array[Any]]:
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array[Any]]:
     """The columns in the types hosts expect; Spark may be set to give strings as large strings."""
     return [column.cast(schema.field(at).type) for at, column in enumerate(batch.columns)]
 

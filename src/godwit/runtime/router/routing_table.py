@@ -1,7 +1,7 @@
 """The routing table as routers use it: a file that the driver replaces, and a fast copy that learns from refusals.
 
-A table is a hint and may be as old as it likes; who really owns a key is known to the hosts alone. The file is read again only
-when something shows that a copy is old. A copy keeps what it knows with epochs, and the greater epoch is the newer.
+A table is a hint and may be old; only the hosts know who owns a key. The file is read again only when a refusal shows that the
+copy is old. A copy has an epoch for every owner, and the greater epoch is the newer.
 """
 
 from __future__ import annotations
@@ -11,31 +11,26 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from godwit.model.routing import Routing
+from godwit.runtime.messages import OwnerHint
 from godwit.runtime.processor.rows import Index
 from godwit.state.damage import corrupt, unusable
 from godwit.state.documents import GARBLED
 
-GroupHint = Sequence[Any]  # [group, host, epoch]; host and epoch are None where the host does not know either
-KeyHint = Sequence[Any]  # [routing hash, host, epoch]
 
-
-# -- the file --------------------------------------------------------------------------------------------------------
-
-
-class _Kept(NamedTuple):
+class _CachedFile(NamedTuple):
     signature: tuple[int, int, int]
     routing: Routing
     table: OwnerTable
 
 
-_kept: dict[Path, _Kept] = {}  # a process runs many tasks of the same query, one after another or at once
+_cache: dict[Path, _CachedFile] = {}  # a process runs many tasks of the same query
 
 
 def routing_path(checkpoint: str, operator: str) -> Path:
@@ -44,8 +39,8 @@ def routing_path(checkpoint: str, operator: str) -> Path:
 
 def read_routing(checkpoint: str, operator: str) -> Routing | None:
     """The newest table that the driver has written, if any."""
-    kept = _read(routing_path(checkpoint, operator))
-    return None if kept is None else kept.routing
+    cached = _read(routing_path(checkpoint, operator))
+    return None if cached is None else cached.routing
 
 
 def write_routing(checkpoint: str, operator: str, routing: Routing) -> None:
@@ -63,17 +58,17 @@ def write_routing(checkpoint: str, operator: str, routing: Routing) -> None:
         raise unusable("write", path, error) from error
 
 
-def _read(path: Path) -> _Kept | None:
-    """The file is always replaced whole, so its inode, time and size tell whether it is the one that was read before."""
+def _read(path: Path) -> _CachedFile | None:
+    """The file is always replaced as a whole, so its inode, time and size show whether it has changed."""
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            signature = (found.st_mtime_ns, found.st_size, found.st_ino)
-            kept = _kept.get(path)
-            if kept is None or kept.signature != signature:
+            stat = os.fstat(file.fileno())
+            signature = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            cached = _cache.get(path)
+            if cached is None or cached.signature != signature:
                 routing = Routing.unpacked(msgpack.unpackb(file.read()))
-                kept = _kept[path] = _Kept(signature, routing, OwnerTable(routing))
-            return kept
+                cached = _cache[path] = _CachedFile(signature, routing, OwnerTable(routing))
+            return cached
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -84,7 +79,7 @@ def _read(path: Path) -> _Kept | None:
 
 @dataclass(frozen=True, slots=True)
 class RoutingFile:
-    """An operator's table on disk. An operator that never moves has none: it goes by the table it was defined with."""
+    """An operator's table on disk. An operator whose keys never move has no file: the table of its definition holds."""
 
     checkpoint: str
     operator: str
@@ -94,11 +89,8 @@ class RoutingFile:
         return read_routing(self.checkpoint, self.operator) if self.moves else None
 
     def table(self) -> OwnerTable | None:
-        kept = _read(routing_path(self.checkpoint, self.operator)) if self.moves else None
-        return None if kept is None else kept.table.copy()
-
-
-# -- the copy --------------------------------------------------------------------------------------------------------
+        cached = _read(routing_path(self.checkpoint, self.operator)) if self.moves else None
+        return None if cached is None else cached.table.copy()
 
 
 class OwnerTable:
@@ -124,33 +116,31 @@ class OwnerTable:
         twin._owners, twin._epochs = self._owners.copy(), self._epochs.copy()
         return twin
 
-    def hints(self, groups: Iterable[GroupHint], keys: Iterable[KeyHint]) -> Self:
-        """Only what these hints say; nobody (-1) owns the rest."""
-        said = self.copy()
-        said._owners, said._epochs = np.full_like(self._owners, -1), np.full_like(self._epochs, -1)
-        said._keys, said._key_owners, said._key_epochs = said._keys[:0], said._key_owners[:0], said._key_epochs[:0]
-        said.learn(groups, keys)
-        return said
-
-    # -- looking -----------------------------------------------------------------------------------------------------
+    def hints(self, groups: Iterable[OwnerHint], keys: Iterable[OwnerHint]) -> Self:
+        """A table of these hints alone; all other units have no owner (-1)."""
+        hints = self.copy()
+        hints._owners, hints._epochs = np.full_like(self._owners, -1), np.full_like(self._epochs, -1)
+        hints._keys, hints._key_owners, hints._key_epochs = self._keys[:0], self._key_owners[:0], self._key_epochs[:0]
+        hints.learn(groups, keys)
+        return hints
 
     def group(self, hashes: Index) -> Index:
         return hashes % len(self._owners)
 
     def owners(self, hashes: Index) -> npt.NDArray[np.int32]:
-        found: npt.NDArray[np.int32] = self._owners[self.group(hashes)]
+        owners: npt.NDArray[np.int32] = self._owners[self.group(hashes)]
         if len(self._keys):
             at, apart = self._find(hashes)
-            found[apart] = self._key_owners[at[apart]]
-        return found
+            owners[apart] = self._key_owners[at[apart]]
+        return owners
 
     def epochs(self, hashes: Index) -> Index:
-        """In which epoch each is thought to have the owner that it is thought to have."""
-        found: Index = self._epochs[self.group(hashes)]
+        """The epoch of each owner in this table."""
+        epochs: Index = self._epochs[self.group(hashes)]
         if len(self._keys):
             at, apart = self._find(hashes)
-            found[apart] = self._key_epochs[at[apart]]
-        return found
+            epochs[apart] = self._key_epochs[at[apart]]
+        return epochs
 
     def apart(self, hashes: Index) -> npt.NDArray[np.bool_]:
         return self._find(hashes)[1] if len(self._keys) else np.zeros(len(hashes), np.bool_)
@@ -165,19 +155,17 @@ class OwnerTable:
             self.hosts.append(host)
         return self.hosts.index(host)
 
-    # -- learning ----------------------------------------------------------------------------------------------------
-
-    def learn(self, groups: Iterable[GroupHint], keys: Iterable[KeyHint]) -> None:
-        """Take what is newer; hints that name nobody say nothing."""
+    def learn(self, groups: Iterable[OwnerHint], keys: Iterable[OwnerHint]) -> None:
+        """Take the owners of a greater epoch; hints without a host are ignored."""
         for group, host, epoch in groups:
-            if host is not None and epoch > self._epochs[group]:
+            if host is not None and epoch is not None and epoch > self._epochs[group]:
                 self._owners[group], self._epochs[group] = self.position(host), epoch
         named = [(key, self.position(host), epoch) for key, host, epoch in keys if host is not None]
         if named:
             self._merge(*(np.array(column, np.int64) for column in zip(*named, strict=True)))
 
     def _merge(self, keys: Index, owners: Index, epochs: Index) -> None:
-        """Of several lines for a key the one with the greatest epoch stays; of equal ones, the one that was here."""
+        """For each key the owner of the greatest epoch stays; of equal epochs, the owner of this table."""
         here = np.repeat([False, True], [len(keys), len(self._keys)])
         keys, epochs = np.concatenate((keys, self._keys)), np.concatenate((epochs, self._key_epochs))
         owners = np.concatenate((owners, self._key_owners))
@@ -186,34 +174,34 @@ class OwnerTable:
         self._keys, self._key_owners, self._key_epochs = keys[last], owners[last].astype(np.int32), epochs[last]
 
     def forget_apart(self, hashes: Index, epochs: int | Index) -> None:
-        """Keys of which a host says that they go with their group: what is known of them from before is over."""
+        """A host reports that these keys go with their group: older owners of the single keys are dropped."""
         if len(self._keys) and len(hashes):
             at, apart = self._find(hashes)
             over = at[apart & (self._key_epochs[at] < epochs)]
             self._keep(~np.isin(np.arange(len(self._keys)), over))
 
     def absorb(self, other: OwnerTable) -> None:
-        """All that another table has newer. A key that it has not apart goes with its group, if its group is as new."""
-        place = np.array([self.position(host) for host in other.hosts], np.int32)
+        """Take all newer owners of another table. A key that is not apart there goes with its group, if its group is as new."""
+        position = np.array([self.position(host) for host in other.hosts], np.int32)
         newer = other._epochs > self._epochs
-        self._owners[newer], self._epochs[newer] = place[other._owners[newer]], other._epochs[newer]
+        self._owners[newer], self._epochs[newer] = position[other._owners[newer]], other._epochs[newer]
         if len(self._keys):
             covered = other._epochs[self.group(self._keys)] >= self._key_epochs
             self._keep(other.apart(self._keys) | ~covered)
         if len(other._keys):
-            self._merge(other._keys, place[other._key_owners].astype(np.int64), other._key_epochs)
+            self._merge(other._keys, position[other._key_owners].astype(np.int64), other._key_epochs)
         self.version = max(self.version, other.version)
 
-    def correct(self, hashes: Index, denied: Sequence[int], said: OwnerTable) -> None:
-        """Go by what is `said` of these, also if it is older, because the hosts that were thought to own them deny it."""
-        owners, epochs, apart = said.owners(hashes), said.epochs(hashes), said.apart(hashes)
-        place = np.array([self.position(host) for host in said.hosts], np.int64)
+    def correct(self, hashes: Index, denied: Sequence[int], other: OwnerTable) -> None:
+        """Take the owners of these keys from the other table, even older ones: the `denied` hosts refuse the keys."""
+        owners, epochs, apart = other.owners(hashes), other.epochs(hashes), other.apart(hashes)
+        position = np.array([self.position(host) for host in other.hosts], np.int64)
         self._keep(~np.isin(self._keys, hashes))
         if apart.any():
-            self._merge(hashes[apart], place[owners[apart]], epochs[apart])
+            self._merge(hashes[apart], position[owners[apart]], epochs[apart])
         groups = self.group(hashes[~apart])
         wrong = np.isin(self._owners[groups], denied)
-        self._owners[groups[wrong]] = place[owners[~apart][wrong]]
+        self._owners[groups[wrong]] = position[owners[~apart][wrong]]
         self._epochs[groups[wrong]] = epochs[~apart][wrong]
 
     def _keep(self, these: npt.NDArray[np.bool_]) -> None:

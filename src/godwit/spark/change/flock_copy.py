@@ -15,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlparse
 
 from godwit.errors import CheckpointUnusable, DefinitionError, HostUnavailable
+from godwit.runtime.messages import CopyLog, HoldBatches
 from godwit.spark.checkpoint.flock_directory import FlockDirectory, checked_path, new_name, read_document, replace_json
 from godwit.spark.checkpoint.history import now_text
 from godwit.spark.checkpoint.run_admission import Binding
@@ -64,8 +65,7 @@ class FlockCopier:
         return told | {"path": str(path), "spark": {query: str(path / SPARK / query) for query in queries}}
 
     def _copied(self, host: str, path: Path) -> int:
-        told: int = self._hosts.ask_now(host, "copy", to=str(path / HOSTS / host))["bytes"]
-        return told
+        return self._hosts.ask_now(host, CopyLog(str(path / HOSTS / host))).size_bytes
 
     def _check_still(self) -> None:
         if self._keys_move():
@@ -80,12 +80,12 @@ class FlockCopier:
         try:
             for host in self._home.roster():
                 asked.append(host)
-                self._hosts.ask_now(host, "hold", held=True)
+                self._hosts.ask_now(host, HoldBatches(True))
             yield
         finally:
             for host in asked:
                 with suppress(HostUnavailable):
-                    self._hosts.ask_now(host, "hold", held=False)
+                    self._hosts.ask_now(host, HoldBatches(False))
 
 
 def start_from_copy(copy: Any, checkpoint: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from godwit.errors import CheckpointMismatch, StaleRun, UnsupportedQuery
+from godwit.runtime.messages import Admit
 from godwit.spark.checkpoint.source_offsets import initial_offsets, offsets_of, sources_under
 
 _REFUSED = {
@@ -43,14 +44,14 @@ class RunAdmission:
         self.sources: dict[str, frozenset[int]] = {}  # by operator: the columns of the streams under it
         self.merges: dict[str, bool] = {}  # whether the operator's rows are gathered in blocks
 
-    def admit(self, request: dict[str, Any]) -> None:
-        operator, query, run, batch = (request[name] for name in ("operator", "query", "run", "batch"))
+    def admit(self, request: Admit) -> None:
+        operator, query, run, batch = request.operator, request.query, request.run, request.batch
         execution = self._active(query)
         if execution is None or execution.runId().toString() != run:
             raise StaleRun(f"run {run} of query {query} is no longer active", operator=operator, batch=batch)
         self._check_kind(execution, operator)
         self.bindings[operator] = Binding(query, execution.resolvedCheckpointRoot())
-        if batch > request["last_batch"] + 1 and not self._accept_gaps:
+        if batch > request.last_batch + 1 and not self._accept_gaps:
             self._check_gap(execution, request)
 
     def _active(self, query: str) -> Any:
@@ -69,15 +70,15 @@ class RunAdmission:
                 operator=operator,
             )
 
-    def _check_gap(self, execution: Any, request: dict[str, Any]) -> None:
+    def _check_gap(self, execution: Any, request: Admit) -> None:
         """Between the last batch known here and this one, Spark must have had nothing for this operator."""
-        first, batch = request["last_batch"] + 1, request["batch"]
-        sources = sources_under(execution, self.sources.get(request["operator"], frozenset()))
+        first, batch = request.last_batch + 1, request.batch
+        sources = sources_under(execution, self.sources.get(request.operator, frozenset()))
         before = offsets_of(execution, first - 1, sources) if first else initial_offsets(sources)
         for skipped in range(first, batch):
             offsets = offsets_of(execution, skipped, sources)
             if offsets is None or before is None or any(map(_advanced, offsets, before)):
-                raise CheckpointMismatch(_gap(request, skipped), todo=_GAP_TODO, operator=request["operator"])
+                raise CheckpointMismatch(_gap(request, skipped), todo=_GAP_TODO, operator=request.operator)
             before = offsets
 
 
@@ -92,14 +93,14 @@ _GAP_TODO = (
 )
 
 
-def _gap(request: dict[str, Any], skipped: int) -> str:
-    if request["fresh"]:
+def _gap(request: Admit, skipped: int) -> str:
+    if request.fresh:
         return (
-            f"Spark starts at batch {request['batch']}, but there is no Godwit state for the batches before it: Godwit's "
+            f"Spark starts at batch {request.batch}, but there is no Godwit state for the batches before it: Godwit's "
             "checkpoint is missing or another one"
         )
     return (
-        f"Spark goes on at batch {request['batch']}, but this state ends at batch {request['last_batch']} and batch {skipped} "
+        f"Spark goes on at batch {request.batch}, but this state ends at batch {request.last_batch} and batch {skipped} "
         "had data: Godwit's checkpoint is older than Spark's"
     )
 

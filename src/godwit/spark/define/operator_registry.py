@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from godwit.errors import DefinitionError, GodwitError, HostUnavailable, StaleGeneration
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.runtime.controller import Controller, operator_json
+from godwit.runtime.controller import Controller
+from godwit.runtime.messages import Define, OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.router.route import Numbering, Route, Task
 from godwit.runtime.router.router import Router
@@ -109,10 +110,9 @@ class OperatorRegistry:
         self._controller.add(operator, routing)
         try:
             for host in self._controller.hosts():
-                with suppress(
-                    HostUnavailable, StaleGeneration
-                ):  # the next generation gets the operator from the controller
-                    self._hosts.ask_now(host, "define", operator=operator_json(operator, routing))
+                # The next generation of a host gets the operator from the controller.
+                with suppress(HostUnavailable, StaleGeneration):
+                    self._hosts.ask_now(host, Define(OperatorDefinition.of(operator, routing)))
         except GodwitError:
             self._controller.remove(operator.spec.name)
             raise

@@ -17,9 +17,10 @@ from pyspark.sql.types import StructType
 
 from godwit.errors import GodwitError
 from godwit.runtime.liveness.leases import host_directory, read_lease
+from godwit.runtime.messages import CheckTimers
 from godwit.runtime.router.route import Route
 from godwit.spark.checkpoint.flock_directory import read_roster
-from godwit.transport import line
+from godwit.transport import line, typed
 from godwit.transport.flight import Client
 
 FORMAT: Final = "godwit-timers"
@@ -80,8 +81,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if client is None:
             client = self._clients[lease.address] = line.connect(lease.address, self._token)
         try:
-            asked = {"operator": self._operator, "until_ms": self._until_ms}
-            return bool(client.call("timers_due", timeout_s=5.0, **asked)["due"])
+            return typed.ask(client, CheckTimers(self._operator, self._until_ms), 5.0).due
         except GodwitError:
             self._clients.pop(lease.address).close()
             return False

@@ -8,10 +8,11 @@ from typing import Any
 
 from godwit.errors import GodwitError
 from godwit.runtime.controller import Controller
+from godwit.runtime.messages import GetStatus
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.hosts.host_jobs import HostJob
 from godwit.spark.hosts.owner_tables import OwnerTables
-from godwit.transport import line
+from godwit.transport import line, typed
 
 
 def flock_status(
@@ -45,13 +46,13 @@ def _ask(controller: Controller, name: str, token: str) -> dict[str, Any]:
         return {"state": "starting", "error": str(failure) if failure else None}
     client = line.connect(registered.address, token)
     try:
-        report = client.call("status", timeout_s=5.0)
+        status = typed.ask(client, GetStatus(), 5.0)
     except GodwitError as error:
         return {"state": "down", "generation": registered.generation, "error": str(failure or error)}
     finally:
         client.close()
-    kept = ("generation", "pid", "load_s", "uptime_s", "upkeep_error", "backup", "storage", "instances")
-    return {"state": "serving", "address": registered.address, **{field: report[field] for field in kept}}
+    shown = ("generation", "pid", "load_s", "uptime_s", "upkeep_error", "backup", "storage", "instances")
+    return {"state": "serving", "address": registered.address, **{name: getattr(status, name) for name in shown}}
 
 
 def _totals(instances: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from godwit.errors import Bug, CheckpointUnusable, Fenced, GodwitError, HostUnav
 from godwit.runtime.controller import Controller
 from godwit.runtime.host.host import Host, HostConfig
 from godwit.runtime.liveness.leases import check_owner, end_lease, host_directory, read_lease, write_failure
+from godwit.runtime.messages import CheckTakenOver, ReportFailure, Stop
 from godwit.spark.hosts.task_slots import TaskSlots
 from godwit.transport import line, typed
 from godwit.transport.typed import Reply
@@ -56,7 +57,7 @@ def _taken_over(config: HostConfig) -> bool:
         return False
     client = line.connect(config.controller, config.token)
     try:
-        return bool(client.call("lost", timeout_s=TAKEOVER_S, host=config.host)["taken_over"])
+        return typed.ask(client, CheckTakenOver(config.host), TAKEOVER_S).taken_over
     finally:
         client.close()
 
@@ -64,7 +65,7 @@ def _taken_over(config: HostConfig) -> bool:
 def _tell(config: HostConfig, error: GodwitError, generation: int) -> None:
     client = line.connect(config.controller, config.token)
     try:
-        client.call("failed", timeout_s=5.0, host=config.host, generation=generation, error=error.to_json())
+        typed.ask(client, ReportFailure(config.host, generation, error), 5.0)
     except HostUnavailable:
         return  # the driver is gone; the executor's log has the error
     finally:
@@ -286,7 +287,7 @@ class Hosts:
     def _tell_to_stop(self, address: str) -> None:
         client = line.connect(address, self._token)
         try:
-            client.call("stop", timeout_s=5.0)
+            typed.ask(client, Stop(), 5.0)
         except GodwitError:
             return  # it is gone already, or its job is cancelled next
         finally:

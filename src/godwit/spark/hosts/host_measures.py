@@ -9,6 +9,7 @@ from typing import Any
 from godwit.control.load_measures import METRICS, HotKey, InstanceLoad, OperatorLoad, Sample
 from godwit.control.offered_rate import offered
 from godwit.errors import GodwitError
+from godwit.runtime.messages import GetStatus
 from godwit.spark.hosts.host_jobs import Hosts
 from godwit.spark.hosts.membership import Membership
 from godwit.spark.hosts.owner_tables import OwnerTables
@@ -49,10 +50,10 @@ class HostMeasures:
         found: dict[str, Told] = {name: {} for name in self._owners.names()}
         for host in self._members.hosts():
             try:
-                answer = self._hosts.ask_now(host, "status")
+                answer = self._hosts.ask_now(host, GetStatus())
             except GodwitError:
                 continue
-            for instance in answer["instances"]:
+            for instance in answer.instances:
                 if instance["instance"] in found:
                     found[instance["instance"]][host] = instance
         return found

@@ -14,9 +14,9 @@ from typing import Any
 
 from godwit.errors import HostUnavailable, InvariantBroken
 from godwit.runtime.backup.records import Records
-from godwit.runtime.controller import operator_json
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import read_will
+from godwit.runtime.messages import AdoptMarks, Define, GetMarks, OperatorDefinition, SetRoster, TidyBackups
 from godwit.runtime.processor.undefined_operator import undefined_operator
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
@@ -129,7 +129,7 @@ class Membership:
             Records(str(self._home.path), name).end()
         for host in self.hosts():
             with suppress(HostUnavailable):
-                self._hosts.ask_now(host, "tidy_backups")
+                self._hosts.ask_now(host, TidyBackups())
 
     def _wait_settled(self, host: str) -> None:
         """Until all that it gave away is confirmed: until then its log is where the answer is to whose it is."""
@@ -143,7 +143,7 @@ class Membership:
 
     def _even_marks(self, names: Sequence[str]) -> None:
         """Hosts that have never seen an operator's batches take over from the one that has seen most of them."""
-        marks = {name: self._hosts.ask(name, "marks")["marks"] for name in names}
+        marks = {name: self._hosts.ask(name, GetMarks()).marks for name in names}
         newest: dict[str, Any] = {}
         for told in marks.values():
             for operator, mark in told.items():
@@ -155,22 +155,22 @@ class Membership:
                 op: mark for op, mark in newest.items() if op not in told or told[op]["batch"] < 0 <= mark["batch"]
             }
             if lacking:
-                self._hosts.ask(name, "adopt", marks=lacking)
+                self._hosts.ask(name, AdoptMarks(lacking))
 
     def _introduce(self, name: str, operators: Sequence[str]) -> None:
         """Let a new host hold state of operators that nobody has defined since the flock was opened."""
         for operator in operators:
             kept = self._home.operator(operator)
             if kept is not None:
-                described = operator_json(undefined_operator(kept[0]), self._owners.table(operator))
-                self._hosts.ask(name, "define", operator=described)
+                definition = OperatorDefinition.of(undefined_operator(kept[0]), self._owners.table(operator))
+                self._hosts.ask(name, Define(definition))
 
     def tell_roster(self) -> None:
         """A host that is away reads it from the tables when it starts again; one that has been lost since need not know."""
-        names = list(self.hosts())
+        names = tuple(self.hosts())
         for name in names:
             with suppress(HostUnavailable):
-                self._hosts.ask(name, "roster", hosts=names)
+                self._hosts.ask(name, SetRoster(names))
 
     # -- all at once -------------------------------------------------------------------------------------------------
 
