@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from godwit.migration.events import AbortAsked
+from godwit.migration.events import AbortRequested
 from godwit.runtime.handover.connection import TargetConnection
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
@@ -119,7 +119,7 @@ class Striker:
             party._writer = None
 
     def _abort(self, side: str, party: Any, when: str) -> None:
-        party.handover.post(AbortAsked("struck"))
+        party.handover.post(AbortRequested("struck"))
 
 
 def arm(striker: Striker) -> None:

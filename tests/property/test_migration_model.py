@@ -30,7 +30,7 @@ FAULTS_MAX = 4
 FIRST = Routing.spread(["A"], 4)
 ANSWERS: dict[str, type[ev.Event]] = {
     "offered": ev.Offered,
-    "wanted": ev.Wanted,
+    "wanted": ev.UnitsRequested,
     "caught up": ev.CaughtUp,
     "prepared": ev.Prepared,
     "missing": ev.Missing,
@@ -218,9 +218,9 @@ class Handover(RuleBasedStateMachine):
                 if self.b.own.served(epochs):
                     self.b.write(lambda: self.to_origin("served", number))
                 else:
-                    self.at_target(ev.ReleaseHeard(number))
+                    self.at_target(ev.ReleaseReported(number))
             case ("aborted", number, units):
-                self.at_target(ev.AbortHeard(number, units))
+                self.at_target(ev.AbortReported(number, units))
 
     def deliver_to_origin(self) -> None:
         match self.a.inbox.popleft() if self.a.inbox else ():
@@ -275,20 +275,20 @@ class Handover(RuleBasedStateMachine):
         self.a.inbox.clear()
         self.b.inbox.clear()
         self.followed.clear()
-        self.at_origin(ev.PeerLost())
-        self.at_target(ev.OriginLost())
+        self.at_origin(ev.TargetDisconnected())
+        self.at_target(ev.OriginDisconnected())
 
     @precondition(lambda self: not self.connected and self.origin is not None and not self.origin.ended)
     @rule()
     def connect(self) -> None:
         self.connected = True
-        self.at_origin(ev.PeerBack())
+        self.at_origin(ev.TargetReconnected())
 
     def crash_origin(self) -> None:
         if self.connected:
             self.connected = False
             self.b.inbox.clear()
-            self.at_target(ev.OriginLost())
+            self.at_target(ev.OriginDisconnected())
         self.followed.clear()
         self.a.restart()
         released = {int(step[2:]): out.units for step, out in self.a.own.outgoing.items()}
@@ -308,19 +308,19 @@ class Handover(RuleBasedStateMachine):
         self.b.restart()
         self.drop_copies()
         self.target = Target({int(step[2:]): come.units for step, come in self.b.own.incoming.items()})
-        self.at_target(ev.OriginLost())
+        self.at_target(ev.OriginDisconnected())
         if self.connected:
             self.connected = False
             self.a.inbox.clear()
             self.followed.clear()
-            self.at_origin(ev.PeerLost())
+            self.at_origin(ev.TargetDisconnected())
 
     def tell_outcome(self) -> None:
         for number in sorted(self.asking):
             outcome = self.outcome(number)
             if outcome is not None:
                 self.asking.discard(number)
-                self.at_target(ev.ReleaseHeard(number) if outcome else ev.AbortHeard(number))
+                self.at_target(ev.ReleaseReported(number) if outcome else ev.AbortReported(number))
 
     def outcome(self, number: int) -> bool | None:
         """None while the origin's machine has not decided; its log decides if it has none."""
@@ -334,12 +334,12 @@ class Handover(RuleBasedStateMachine):
         return True if phase in given else None
 
     def abort(self) -> None:
-        self.at_origin(ev.AbortAsked("asked"))
+        self.at_origin(ev.AbortRequested("asked"))
 
     @precondition(lambda self: PROTOCOLS[self.protocol].until_asked)
     @rule()
     def hand_over(self) -> None:
-        self.at_origin(ev.HandoverAsked())
+        self.at_origin(ev.HandoverRequested())
 
     # -- what holds ----------------------------------------------------------------------------------------------------
 

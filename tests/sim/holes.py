@@ -13,7 +13,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from godwit.migration import target
-from godwit.migration.events import AbortHeard, ReleaseHeard
+from godwit.migration.events import AbortReported, ReleaseReported
 from godwit.model.ownership import Outgoing, Ownership, Stand
 from godwit.model.units import Units
 from godwit.runtime import messages
@@ -199,13 +199,13 @@ def _table(lines: dict[Any, Any]) -> Change:
     first=0,
 )
 def serve_before_all_came() -> Iterable[Change]:
-    return [_table({(target.TargetPhase.ABSENT, ReleaseHeard): (target.TargetPhase.SERVING, target.serve)})]
+    return [_table({(target.TargetPhase.ABSENT, ReleaseReported): (target.TargetPhase.SERVING, target.serve)})]
 
 
 @hole("the target decides that it owns what it has prepared when the connection is lost", "I1", first=100)
 def lost_connection_serves() -> Iterable[Change]:
     def serve(receiver: Receiver, step: int) -> None:
-        receiver._handle(ReleaseHeard(step))
+        receiver._handle(ReleaseReported(step))
 
     return [(Receiver, "ask", serve)]
 
@@ -219,7 +219,7 @@ def lost_connection_drops() -> Iterable[Change]:
     release = OriginEffects.release
 
     def drop(receiver: Receiver, step: int) -> None:
-        receiver._handle(AbortHeard(step))
+        receiver._handle(AbortReported(step))
 
     def and_forget(effects: OriginEffects, step: int, units: Units) -> None:
         release(effects, step, units)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from godwit.migration import PROTOCOLS
-from godwit.migration.events import Declined, Missing, Offered, Prepared, Wanted
+from godwit.migration.events import Declined, Missing, Offered, Prepared, UnitsRequested
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
@@ -320,7 +320,7 @@ STALE: dict[str, Callable[[int], Any]] = {
     "step_prepared": Prepared,
     "step_declined": Declined,
     "units_expected": lambda _: Offered(ALL),
-    "units_wanted": lambda _: Wanted(ALL),
+    "units_wanted": lambda _: UnitsRequested(ALL),
     "marker_reached": lambda step: Reached(step, 0),
 }
 

@@ -37,7 +37,7 @@ def begun(name: str, *steps: Units, side_by_side: int | None = None) -> tuple[Or
 def cut(name: str, *steps: Units) -> Origin:
     """Up to where the first step is cut, or for live-unordered is being released."""
     machine, _ = begun(name, *steps)
-    for event in (ev.Copied(0), ev.CaughtUp(0), ev.HandoverAsked()):
+    for event in (ev.Copied(0), ev.CaughtUp(0), ev.HandoverRequested()):
         machine.on(event)
     return machine
 
@@ -63,11 +63,11 @@ class TestEveryProtocol:
     def test_takes_back_what_was_released_only_if_its_target_is_gone_for_good(self, name: str) -> None:
         for (phase, event), (after, _) in PROTOCOLS[name].table.items():
             if phase in (Phase.RELEASING, *RELEASED):
-                assert after in (*RELEASED, Phase.DONE) or (phase in RELEASED and event is ev.TargetGone)
+                assert after in (*RELEASED, Phase.DONE) or (phase in RELEASED and event is ev.TargetLost)
             assert phase not in OVER
 
     @every_protocol
-    @pytest.mark.parametrize("event", [ev.PeerLost(), ev.AbortAsked("asked")], ids=["lost", "aborted"])
+    @pytest.mark.parametrize("event", [ev.TargetDisconnected(), ev.AbortRequested("asked")], ids=["lost", "aborted"])
     def test_can_stay_from_every_phase_before_that(self, name: str, event: ev.Event) -> None:
         for phase in REVOCABLE:
             machine = Origin(PROTOCOLS[name], [ONE])
@@ -75,11 +75,13 @@ class TestEveryProtocol:
             effects = machine.on(event)
             assert machine.steps[0].phase is Phase.DROPPED
             assert names(effects)[0] == "Resume"
-            assert ("TellAborted" in names(effects)) is isinstance(event, ev.AbortAsked)
+            assert ("TellAborted" in names(effects)) is isinstance(event, ev.AbortRequested)
             assert isinstance(effects[-1], ev.End)
 
     @every_protocol
-    @pytest.mark.parametrize("event", [ev.PeerLost(), ev.AbortAsked("asked"), ev.Declined(0), ev.Prepared(0)])
+    @pytest.mark.parametrize(
+        "event", [ev.TargetDisconnected(), ev.AbortRequested("asked"), ev.Declined(0), ev.Prepared(0)]
+    )
     def test_is_past_recall_while_the_record_is_written(self, name: str, event: ev.Event) -> None:
         machine = cut(name, ONE)
         machine.on(ev.Prepared(0))
@@ -89,19 +91,19 @@ class TestEveryProtocol:
     @every_protocol
     def test_tells_again_until_it_is_confirmed(self, name: str) -> None:
         machine = released(name)
-        assert machine.on(ev.PeerLost()) == []
-        assert names(machine.on(ev.PeerBack()))[-1] == "TellReleased"
+        assert machine.on(ev.TargetDisconnected()) == []
+        assert names(machine.on(ev.TargetReconnected()))[-1] == "TellReleased"
         assert names(machine.on(ev.Missing(0))) == ["Ship", "TellReleased"]
         assert machine.on(ev.Missing(0)) == [], "on this connection it is under way"
-        assert names(machine.on(ev.PeerBack()))[-1] == "TellReleased"
+        assert names(machine.on(ev.TargetReconnected()))[-1] == "TellReleased"
         assert names(machine.on(ev.Missing(0))) == ["Ship", "TellReleased"]
         assert names(machine.on(ev.Served(0))) == ["Forget", "End"]
-        assert machine.on(ev.Served(0)) == machine.on(ev.PeerBack()) == []
+        assert machine.on(ev.Served(0)) == machine.on(ev.TargetReconnected()) == []
 
     @every_protocol
     def test_goes_on_after_a_restart_with_what_was_released(self, name: str) -> None:
         machine = Origin.resumed(PROTOCOLS[name], {3: ONE, 5: TWO})
-        assert names(machine.on(ev.PeerBack())).count("TellReleased") == 2
+        assert names(machine.on(ev.TargetReconnected())).count("TellReleased") == 2
         assert names(machine.on(ev.Served(5))) == ["Forget"]
         assert machine.on(ev.Served(3))[-1] == ev.End(2, 0, "")
 
@@ -114,9 +116,9 @@ class TestEveryProtocol:
     @every_protocol
     def test_ends_once(self, name: str) -> None:
         machine, _ = begun(name, ONE, TWO)
-        first = machine.on(ev.AbortAsked("enough"))
+        first = machine.on(ev.AbortRequested("enough"))
         assert first[-1] == ev.End(0, 2, "enough")
-        assert machine.on(ev.PeerLost()) == []
+        assert machine.on(ev.TargetDisconnected()) == []
 
     @every_protocol
     def test_is_drawn_with_a_line_for_every_transition(self, name: str) -> None:
@@ -143,8 +145,8 @@ class TestOwnWay:
     def test_fetch_ships_what_is_wanted_out_of_turn(self) -> None:
         machine, effects = begun("fetch", ONE, TWO, side_by_side=1)
         assert names(effects) == ["Lend", "Lend", "Cut", "Ship"]
-        assert machine.on(ev.Wanted(Units.of(Unit("key", 6)))) == [ev.Cut(1, TWO), ev.Ship(1, TWO)]
-        assert machine.on(ev.Wanted(TWO)) == []
+        assert machine.on(ev.UnitsRequested(Units.of(Unit("key", 6)))) == [ev.Cut(1, TWO), ev.Ship(1, TWO)]
+        assert machine.on(ev.UnitsRequested(TWO)) == []
 
     def test_push_sends_what_most_rows_wait_for(self) -> None:
         one, two, three = (Units.of(Unit("group", at)) for at in (2, 3, 4))
@@ -176,7 +178,7 @@ class TestOwnWay:
     def test_fetch_ships_all_that_is_wanted_at_once_as_one_step(self) -> None:
         three = Units.of(Unit("group", 2))
         machine, _ = begun("fetch", ONE, TWO, three, side_by_side=1)
-        assert machine.on(ev.Wanted(TWO | three)) == [ev.Cut(3, TWO | three), ev.Ship(3, TWO | three)]
+        assert machine.on(ev.UnitsRequested(TWO | three)) == [ev.Cut(3, TWO | three), ev.Ship(3, TWO | three)]
 
     @pytest.mark.parametrize("name", ["live", "live-unordered", "standby"])
     def test_copies_before_it_cuts(self, name: str) -> None:
@@ -205,7 +207,7 @@ class TestOwnWay:
         machine, _ = begun("standby", ONE)
         machine.on(ev.Copied(0))
         assert machine.on(ev.CaughtUp(0)) == machine.on(ev.BatchBegan()) == []
-        assert names(machine.on(ev.HandoverAsked())) == ["Cut", "Ship"]
+        assert names(machine.on(ev.HandoverRequested())) == ["Cut", "Ship"]
 
     def test_steps_go_one_after_the_other_unless_the_plan_says_otherwise(self) -> None:
         _, effects = begun("pause", ONE, TWO)
@@ -241,7 +243,7 @@ class TestTarget:
     def test_serves_only_what_is_durable_and_released(self) -> None:
         target, effects = self.arrived()
         assert effects == [ev.Persist(0, ONE)]
-        assert target.on(ev.ReleaseHeard(0)) == []
+        assert target.on(ev.ReleaseReported(0)) == []
         assert target.on(ev.Durable(0)) == [ev.Serve(0, ONE)]
         into = [(phase, event) for (phase, event), (after, _) in TABLE.items() if after is TargetPhase.SERVING]
         assert (TargetPhase.RELEASED_WRITING, ev.Durable) in into
@@ -249,24 +251,24 @@ class TestTarget:
 
     def test_asks_when_the_connection_is_lost_and_never_decides_by_itself(self) -> None:
         target = self.prepared()
-        assert target.on(ev.OriginLost()) == [ev.AskOutcome(0)]
+        assert target.on(ev.OriginDisconnected()) == [ev.AskOutcome(0)]
         assert target.steps[0].phase is TargetPhase.PREPARED
 
     @pytest.mark.parametrize(
         ("word", "effect"),
-        [(ev.ReleaseHeard(0), ev.Serve(0, ONE)), (ev.AbortHeard(0), ev.Discard(0, ONE))],
+        [(ev.ReleaseReported(0), ev.Serve(0, ONE)), (ev.AbortReported(0), ev.Discard(0, ONE))],
     )
     def test_does_as_the_origin_says(self, word: ev.Event, effect: ev.Effect) -> None:
         assert self.prepared().on(word) == [effect]
 
     def test_restarted_target_asks_for_each_step(self) -> None:
         target = Target({0: ONE, 4: TWO})
-        assert target.on(ev.OriginLost()) == [ev.AskOutcome(0), ev.AskOutcome(4)]
+        assert target.on(ev.OriginDisconnected()) == [ev.AskOutcome(0), ev.AskOutcome(4)]
 
     def test_says_what_is_missing_and_takes_it_then(self) -> None:
         target = Target()
-        assert target.on(ev.ReleaseHeard(2)) == [ev.AnswerMissing(2)]
-        assert target.on(ev.ReleaseHeard(2)) == [], "asked for once"
+        assert target.on(ev.ReleaseReported(2)) == [ev.AnswerMissing(2)]
+        assert target.on(ev.ReleaseReported(2)) == [], "asked for once"
         assert target.on(ev.Arrived(2, ONE, True)) == [], "the end alone is not all of it"
         assert target.on(ev.Announced(2, ONE)) == [ev.Stage(2, ONE)]
         assert target.on(ev.Arrived(2, ONE, True)) == [ev.Persist(2, ONE)]
@@ -274,29 +276,29 @@ class TestTarget:
 
     def test_asks_for_what_is_missing_again_on_the_next_connection(self) -> None:
         target = Target()
-        target.on(ev.ReleaseHeard(2))
+        target.on(ev.ReleaseReported(2))
         target.on(ev.Announced(2, ONE))
-        assert target.on(ev.OriginLost()) == [ev.Discard(2, ONE)]
+        assert target.on(ev.OriginDisconnected()) == [ev.Discard(2, ONE)]
         assert not target.takes(2)
-        assert target.on(ev.ReleaseHeard(2)) == [ev.AnswerMissing(2)]
+        assert target.on(ev.ReleaseReported(2)) == [ev.AnswerMissing(2)]
 
     def test_takes_nothing_for_a_step_that_it_has_or_that_its_origin_keeps(self) -> None:
         target = self.prepared()
         assert target.on(ev.Announced(0, TWO)) == []
         assert not target.takes(0)
-        assert target.on(ev.ReleaseHeard(0)) == [ev.Serve(0, ONE)], "what it has prepared"
+        assert target.on(ev.ReleaseReported(0)) == [ev.Serve(0, ONE)], "what it has prepared"
         assert target.on(ev.Announced(0, ONE)) == [ev.Serve(0, ONE)], "the origin has not heard of it"
         assert not target.takes(0)
         target = Target()
-        target.on(ev.AbortHeard(0, ONE))
+        target.on(ev.AbortReported(0, ONE))
         assert target.on(ev.Announced(0, ONE)) == []
         assert not target.takes(0)
 
     def test_what_was_offered_and_never_announced_is_dropped_with_its_step(self) -> None:
         target = Target()
         target.on(ev.Promised(ONE | TWO))
-        assert target.on(ev.AbortHeard(0, ONE)) == [ev.Discard(0, ONE)]
-        assert target.on(ev.OriginLost()) == [ev.Discard(-1, TWO)]
+        assert target.on(ev.AbortReported(0, ONE)) == [ev.Discard(0, ONE)]
+        assert target.on(ev.OriginDisconnected()) == [ev.Discard(-1, TWO)]
 
     def test_declines_what_does_not_fit_and_takes_it_when_it_does(self) -> None:
         target, effects = self.arrived(fits=False)
@@ -305,29 +307,29 @@ class TestTarget:
 
     def test_confirms_again_what_it_is_told_again(self) -> None:
         target = self.prepared()
-        assert target.on(ev.ReleaseHeard(0)) == target.on(ev.ReleaseHeard(0)) == [ev.Serve(0, ONE)]
-        assert target.on(ev.AbortHeard(0)) == target.on(ev.OriginLost()) == []
+        assert target.on(ev.ReleaseReported(0)) == target.on(ev.ReleaseReported(0)) == [ev.Serve(0, ONE)]
+        assert target.on(ev.AbortReported(0)) == target.on(ev.OriginDisconnected()) == []
 
     def test_drops_promises_with_the_connection(self) -> None:
         target = Target()
         assert target.on(ev.Promised(ONE | TWO)) == [ev.Expect(ONE | TWO), ev.AnswerOffered(ONE | TWO)]
         target.on(ev.Announced(0, ONE))
-        assert target.on(ev.OriginLost()) == [ev.Discard(0, ONE), ev.Discard(-1, TWO)]
+        assert target.on(ev.OriginDisconnected()) == [ev.Discard(0, ONE), ev.Discard(-1, TWO)]
 
     def test_what_was_dropped_is_not_dropped_again_with_the_connection(self) -> None:
         """By then another migration may be bringing it."""
         target = Target()
         target.on(ev.Promised(ONE))
         target.on(ev.Announced(0, ONE))
-        assert target.on(ev.AbortHeard(0)) == [ev.Discard(0, ONE)]
-        assert target.on(ev.OriginLost()) == []
+        assert target.on(ev.AbortReported(0)) == [ev.Discard(0, ONE)]
+        assert target.on(ev.OriginDisconnected()) == []
 
 
 @every_protocol
 def test_units_with_timers_are_released_only_when_the_target_has_accepted_them(name: str) -> None:
     machine = Origin(with_timers(PROTOCOLS[name]), [ONE], [LARGE])
     effects = machine.on(ev.Begun())
-    for event in (ev.Offered(ONE), ev.Copied(0), ev.CaughtUp(0), ev.HandoverAsked()):
+    for event in (ev.Offered(ONE), ev.Copied(0), ev.CaughtUp(0), ev.HandoverRequested()):
         effects += machine.on(event)
     assert "Release" not in names(effects)
     assert "Ship" in names(effects)
@@ -338,6 +340,6 @@ def test_units_with_timers_are_released_only_when_the_target_has_accepted_them(n
 @every_protocol
 def test_target_may_decline_units_with_timers(name: str) -> None:
     machine = Origin(with_timers(PROTOCOLS[name]), [ONE], [LARGE])
-    for event in (ev.Begun(), ev.Offered(ONE), ev.Copied(0), ev.CaughtUp(0), ev.HandoverAsked()):
+    for event in (ev.Begun(), ev.Offered(ONE), ev.Copied(0), ev.CaughtUp(0), ev.HandoverRequested()):
         machine.on(event)
     assert names(machine.on(ev.Declined(0))) == ["Resume"]

@@ -36,7 +36,7 @@ class Turn(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Nearly(Event):
+class TurnNear(Event):
     """A step comes soon: it is offered, so that rows reach the target before their state. The machine makes this event."""
 
     step: int
@@ -50,8 +50,8 @@ class Offered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Event):
-    """Rows of these units wait at the target."""
+class UnitsRequested(Event):
+    """The target requests these units, because rows of them wait there."""
 
     units: Units
 
@@ -80,7 +80,7 @@ class CaughtUp(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverAsked(Event):
+class HandoverRequested(Event):
     """A standby must take over now."""
 
 
@@ -125,24 +125,24 @@ class Served(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TargetGone(Event):
+class TargetLost(Event):
     """The target is lost for good, and other hosts have its units. It never owned the step, and no heir of it will."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class PeerLost(Event):
+class TargetDisconnected(Event):
     """The connection to the target broke; the target itself may still be alive."""
 
 
 @dataclass(frozen=True, slots=True)
-class PeerBack(Event):
+class TargetReconnected(Event):
     """There is a connection to the target again, perhaps to a later generation of the target."""
 
 
 @dataclass(frozen=True, slots=True)
-class AbortAsked(Event):
+class AbortRequested(Event):
     """An abort was requested: steps that are not released yet must stay at the origin."""
 
     reason: str = ""
@@ -286,14 +286,14 @@ class Durable(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseHeard(Event):
+class ReleaseReported(Event):
     """The origin, or its log, says that the step is released."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class AbortHeard(Event):
+class AbortReported(Event):
     """The origin, or its log, says that the step stays at the origin."""
 
     step: int
@@ -301,7 +301,7 @@ class AbortHeard(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OriginLost(Event):
+class OriginDisconnected(Event):
     """The connection from the origin broke."""
 
 

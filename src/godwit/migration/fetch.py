@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf
 
-from godwit.migration.events import Turn, Wanted
+from godwit.migration.events import Turn, UnitsRequested
 from godwit.migration.origin import COMMON, OFFERING, Phase, Protocol, cut_and_ship, register
 
 PARCEL_BYTES = 256 << 10  # of background state at a time: a unit that is asked for waits for at most so many bytes
@@ -22,7 +22,7 @@ FETCH = register(
         {
             **COMMON,
             **OFFERING,
-            (Phase.LENT, Wanted): (Phase.CUT, cut_and_ship),
+            (Phase.LENT, UnitsRequested): (Phase.CUT, cut_and_ship),
             (Phase.LENT, Turn): (Phase.CUT, cut_and_ship),
         },
         parcel_bytes=PARCEL_BYTES,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from godwit.migration.events import (
-    AbortAsked,
+    AbortRequested,
     BatchBegan,
     Begun,
     Copy,
@@ -28,14 +28,11 @@ from godwit.migration.events import (
     Event,
     Forget,
     Forward,
-    HandoverAsked,
+    HandoverRequested,
     Lend,
     Missing,
-    Nearly,
     Offer,
     Offered,
-    PeerBack,
-    PeerLost,
     Prepared,
     Release,
     Released,
@@ -43,12 +40,15 @@ from godwit.migration.events import (
     Served,
     Ship,
     TakeBack,
-    TargetGone,
+    TargetDisconnected,
+    TargetLost,
+    TargetReconnected,
     TellAborted,
     TellReleased,
     Turn,
+    TurnNear,
+    UnitsRequested,
     Waiting,
-    Wanted,
 )
 from godwit.model.units import Units
 
@@ -107,7 +107,7 @@ def offer(step: Step) -> list[Effect]:
 
 
 OFFERING: Table = {
-    (Phase.QUEUED, Nearly): (Phase.OFFERED, offer),
+    (Phase.QUEUED, TurnNear): (Phase.OFFERED, offer),
     (Phase.OFFERED, Offered): (Phase.LENT, lend),
 }
 
@@ -166,14 +166,14 @@ COMMON: Table = {
     (Phase.WAITING, BatchBegan): (Phase.CUT, cut_and_ship),
     (Phase.RELEASING, Released): (Phase.RELEASED, tell_released),
     (Phase.RELEASED, Missing): (Phase.SHIPPED, ship_and_tell),
-    (Phase.RELEASED, PeerBack): (Phase.RELEASED, tell_released),
+    (Phase.RELEASED, TargetReconnected): (Phase.RELEASED, tell_released),
     (Phase.RELEASED, Served): (Phase.DONE, forget),
-    (Phase.SHIPPED, PeerBack): (Phase.RELEASED, tell_released),  # state under way was lost with the connection
+    (Phase.SHIPPED, TargetReconnected): (Phase.RELEASED, tell_released),  # state under way was lost with the connection
     (Phase.SHIPPED, Served): (Phase.DONE, forget),
-    (Phase.RELEASED, TargetGone): (Phase.DROPPED, take_back),
-    (Phase.SHIPPED, TargetGone): (Phase.DROPPED, take_back),
-    **{(phase, PeerLost): (Phase.DROPPED, resume) for phase in REVOCABLE},
-    **{(phase, AbortAsked): (Phase.DROPPED, resume_and_tell) for phase in REVOCABLE},
+    (Phase.RELEASED, TargetLost): (Phase.DROPPED, take_back),
+    (Phase.SHIPPED, TargetLost): (Phase.DROPPED, take_back),
+    **{(phase, TargetDisconnected): (Phase.DROPPED, resume) for phase in REVOCABLE},
+    **{(phase, AbortRequested): (Phase.DROPPED, resume_and_tell) for phase in REVOCABLE},
 }
 
 
@@ -267,14 +267,14 @@ class Origin:
                 self._begun = True
             case Offered():
                 return [e for step in self._containing(event.units) for e in self._advance(step, event)]
-            case Wanted():
-                asked = [s for s in self._containing(event.units) if (s.phase, Wanted) in self.protocol.table]
+            case UnitsRequested():
+                asked = [s for s in self._containing(event.units) if (s.phase, UnitsRequested) in self.protocol.table]
                 return self._advance(self._joined(asked), event) if asked else []
-            case HandoverAsked():
+            case HandoverRequested():
                 self._handing_over = True  # also for steps that are not ready for the hand-over yet
-            case AbortAsked():
+            case AbortRequested():
                 self.reason = self.reason or event.reason or "aborted"
-            case PeerLost():
+            case TargetDisconnected():
                 self.reason = self.reason or "the target was lost"
         number = getattr(event, "step", None)
         if number is None:
@@ -295,11 +295,13 @@ class Origin:
         return action(step)
 
     def _next(self) -> list[Effect]:
-        effects: list[Effect] = self._all(HandoverAsked()) if self._handing_over else []
+        effects: list[Effect] = self._all(HandoverRequested()) if self._handing_over else []
         while self._begun:
             effects += self._lead()
             ready = self._awaiting(Turn)
-            idle = len(self._awaiting(Turn, Nearly, Offered, *((HandoverAsked,) if self.protocol.until_asked else ())))
+            idle = len(
+                self._awaiting(Turn, TurnNear, Offered, *((HandoverRequested,) if self.protocol.until_asked else ()))
+            )
             under_way = sum(step.phase not in OVER for step in self.steps) - idle
             if not ready or under_way >= self._side_by_side:
                 break
@@ -319,13 +321,13 @@ class Origin:
         ahead = self._awaiting(Offered, Turn)
         ahead_bytes = sum(step.size_bytes for step in ahead)
         offered = Units()
-        far = self._awaiting(Nearly)
+        far = self._awaiting(TurnNear)
         while far and ahead_bytes < self.protocol.lead_bytes:
             step = self.protocol.choose(far)
             far.remove(step)
             ahead_bytes += step.size_bytes
             offered |= step.units
-            self._advance(step, Nearly(step.number))
+            self._advance(step, TurnNear(step.number))
         return [Offer(offered)] if offered else []
 
     def _parcel(self, ready: list[Step]) -> list[Step]:

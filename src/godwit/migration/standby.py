@@ -6,7 +6,7 @@ that are not deterministic, and it costs traffic for as long as the standby exis
 
 from __future__ import annotations
 
-from godwit.migration.events import Copied, HandoverAsked, Turn
+from godwit.migration.events import Copied, HandoverRequested, Turn
 from godwit.migration.origin import COMMON, Phase, Protocol, copy, cut_and_ship, nothing, register
 
 STANDBY = register(
@@ -17,7 +17,7 @@ STANDBY = register(
             **COMMON,
             (Phase.QUEUED, Turn): (Phase.COPYING, copy("changes")),
             (Phase.COPYING, Copied): (Phase.FOLLOWING, nothing),
-            (Phase.FOLLOWING, HandoverAsked): (Phase.CUT, cut_and_ship),
+            (Phase.FOLLOWING, HandoverRequested): (Phase.CUT, cut_and_ship),
         },
         side_by_side=1 << 20,
         until_asked=True,

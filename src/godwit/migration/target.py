@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from godwit.migration.events import (
-    AbortHeard,
+    AbortReported,
     Announced,
     AnswerDeclined,
     AnswerMissing,
@@ -27,10 +27,10 @@ from godwit.migration.events import (
     Effect,
     Event,
     Expect,
-    OriginLost,
+    OriginDisconnected,
     Persist,
     Promised,
-    ReleaseHeard,
+    ReleaseReported,
     Serve,
     Stage,
 )
@@ -92,24 +92,24 @@ def ask(step: TargetStep) -> list[Effect]:
 
 TABLE: Mapping[tuple[TargetPhase, type[Event]], tuple[TargetPhase, Action]] = {
     (TargetPhase.ABSENT, Arrived): (TargetPhase.WRITING, persist),
-    (TargetPhase.ABSENT, ReleaseHeard): (TargetPhase.MISSING, answer_missing),
-    (TargetPhase.ABSENT, AbortHeard): (TargetPhase.DROPPED, discard),
-    (TargetPhase.ABSENT, OriginLost): (TargetPhase.ABSENT, discard),
-    # MISSING has no line for ReleaseHeard: missing state is requested once per connection.
+    (TargetPhase.ABSENT, ReleaseReported): (TargetPhase.MISSING, answer_missing),
+    (TargetPhase.ABSENT, AbortReported): (TargetPhase.DROPPED, discard),
+    (TargetPhase.ABSENT, OriginDisconnected): (TargetPhase.ABSENT, discard),
+    # MISSING has no line for ReleaseReported: missing state is requested once per connection.
     (TargetPhase.MISSING, Arrived): (TargetPhase.RELEASED_WRITING, persist),
-    (TargetPhase.MISSING, OriginLost): (TargetPhase.ABSENT, discard),
+    (TargetPhase.MISSING, OriginDisconnected): (TargetPhase.ABSENT, discard),
     (TargetPhase.WRITING, Durable): (TargetPhase.PREPARED, answer_prepared),
-    (TargetPhase.WRITING, ReleaseHeard): (TargetPhase.RELEASED_WRITING, nothing),
-    (TargetPhase.WRITING, AbortHeard): (TargetPhase.DROPPED, discard),
-    (TargetPhase.WRITING, OriginLost): (TargetPhase.WRITING, ask),
+    (TargetPhase.WRITING, ReleaseReported): (TargetPhase.RELEASED_WRITING, nothing),
+    (TargetPhase.WRITING, AbortReported): (TargetPhase.DROPPED, discard),
+    (TargetPhase.WRITING, OriginDisconnected): (TargetPhase.WRITING, ask),
     (TargetPhase.RELEASED_WRITING, Durable): (TargetPhase.SERVING, serve),
     (TargetPhase.PREPARED, Arrived): (TargetPhase.PREPARED, answer_prepared),
-    (TargetPhase.PREPARED, ReleaseHeard): (TargetPhase.SERVING, serve),
-    (TargetPhase.PREPARED, AbortHeard): (TargetPhase.DROPPED, discard),
-    (TargetPhase.PREPARED, OriginLost): (TargetPhase.PREPARED, ask),
+    (TargetPhase.PREPARED, ReleaseReported): (TargetPhase.SERVING, serve),
+    (TargetPhase.PREPARED, AbortReported): (TargetPhase.DROPPED, discard),
+    (TargetPhase.PREPARED, OriginDisconnected): (TargetPhase.PREPARED, ask),
     (TargetPhase.SERVING, Arrived): (TargetPhase.SERVING, serve),
-    (TargetPhase.SERVING, ReleaseHeard): (TargetPhase.SERVING, serve),  # the release is told again: confirm again
-    (TargetPhase.DROPPED, ReleaseHeard): (TargetPhase.MISSING, answer_missing),
+    (TargetPhase.SERVING, ReleaseReported): (TargetPhase.SERVING, serve),  # the release is told again: confirm again
+    (TargetPhase.DROPPED, ReleaseReported): (TargetPhase.MISSING, answer_missing),
 }
 
 
@@ -134,12 +134,12 @@ class Target:
                 if not fits and step.phase is TargetPhase.ABSENT:
                     return [AnswerDeclined(number)]
                 return self._advance(step, event)
-            case AbortHeard(number, units):
+            case AbortReported(number, units):
                 step = self._step(number)
                 step.units = step.units or units
                 return self._advance(step, event)
-            case OriginLost():
-                return self._origin_lost()
+            case OriginDisconnected():
+                return self._origin_disconnected()
             case _:
                 number = getattr(event, "step")  # noqa: B009 events without a step are above
                 return self._advance(self._step(number), event)
@@ -165,9 +165,9 @@ class Target:
         step.units, step.announced = units, True
         return [Stage(step.number, units)]
 
-    def _origin_lost(self) -> list[Effect]:
+    def _origin_disconnected(self) -> list[Effect]:
         """The next connection announces again every step that it brings."""
-        effects = [effect for step in self.steps.values() for effect in self._advance(step, OriginLost())]
+        effects = [effect for step in self.steps.values() for effect in self._advance(step, OriginDisconnected())]
         left = self._unserved()
         self.promised = Units()
         for step in self.steps.values():

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from godwit import ports
 from godwit.errors import GodwitError, MalformedRequest
-from godwit.migration.events import Declined, Event, Missing, Offered, Prepared, Served, Wanted
+from godwit.migration.events import Declined, Event, Missing, Offered, Prepared, Served, UnitsRequested
 from godwit.migration.origin import PROTOCOLS
 from godwit.runtime import messages
 from godwit.runtime.handover import parcels
@@ -87,7 +87,7 @@ def event_of(answer: typed.Message) -> Event:
         case messages.UnitsExpected(units):
             return Offered(units)
         case messages.UnitsWanted(units):
-            return Wanted(units)
+            return UnitsRequested(units)
         case messages.StepPrepared(step):
             return Prepared(step)
         case messages.StepDeclined(step):

@@ -15,14 +15,14 @@ from contextlib import suppress
 from godwit import ports
 from godwit.errors import Bug, GodwitError
 from godwit.migration.events import (
-    AbortAsked,
+    AbortRequested,
     Begun,
     CaughtUp,
     Event,
-    PeerBack,
-    PeerLost,
     Served,
-    TargetGone,
+    TargetDisconnected,
+    TargetLost,
+    TargetReconnected,
     Waiting,
 )
 from godwit.migration.origin import PROTOCOLS, Origin, Phase, with_timers
@@ -162,13 +162,13 @@ class Mover:
         except Exception as error:  # noqa: BLE001 see above
             failure = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
             self.failure = self.failure or failure.at(host=self._services.host, operator=self.request.operator)
-            self._disconnect(AbortAsked(str(error)))
+            self._disconnect(AbortRequested(str(error)))
             self._connection.idle.wait(RETRY_S)
 
     def _go_on(self) -> None:
         if self._connection.connect():
             with prompt():
-                self._handle(PeerBack() if self._began else Begun())
+                self._handle(TargetReconnected() if self._began else Begun())
                 self._converse()
         else:
             self._handle_aborts()
@@ -186,7 +186,7 @@ class Mover:
             released = self.handover.ownership.outgoing.get(self.handover.name(step.number))
             if released is not None and step.phase in (Phase.RELEASED, Phase.SHIPPED):
                 served = last.served(released.epochs)
-                self._handle(Served(step.number) if served else TargetGone(step.number))
+                self._handle(Served(step.number) if served else TargetLost(step.number))
 
     def _over(self) -> bool:
         return self._services.stopping() or self._machine.ended
@@ -200,7 +200,7 @@ class Mover:
             while not self._over():
                 self._next()
         except (ConnectionLost, *CONNECTION_ERRORS):
-            self._disconnect(PeerLost())
+            self._disconnect(TargetDisconnected())
 
     def _disconnect(self, event: Event) -> None:
         """With the connection the target's copies are gone: whoever is to have the state after that is sent all of it.
@@ -217,7 +217,7 @@ class Mover:
     def _handle_aborts(self) -> None:
         """Also while there is no connection to the target; other events wait for the next one."""
         for event in self._connection.empty_queue():
-            if isinstance(event, AbortAsked):
+            if isinstance(event, AbortRequested):
                 self._handle(event)
             else:
                 self.handover.post(event)
@@ -252,7 +252,7 @@ class Mover:
                 return
             case Failed(error):
                 self.failure = error
-                event = AbortAsked(str(error))
+                event = AbortRequested(str(error))
             case Reached(step, rows):
                 self._marker_reached(step, rows)
                 return

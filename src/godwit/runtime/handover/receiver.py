@@ -15,7 +15,7 @@ import pyarrow as pa
 from godwit import ports
 from godwit.errors import GodwitError
 from godwit.migration.events import (
-    AbortHeard,
+    AbortReported,
     Announced,
     AnswerDeclined,
     AnswerMissing,
@@ -28,10 +28,10 @@ from godwit.migration.events import (
     Effect,
     Event,
     Expect,
-    OriginLost,
+    OriginDisconnected,
     Persist,
     Promised,
-    ReleaseHeard,
+    ReleaseReported,
     Serve,
     Stage,
 )
@@ -160,7 +160,7 @@ class Receiver:
         if self.orphaned:
             ports.thread(self._await_origin, "godwit-orphan").start()
         else:
-            self._handle(OriginLost())
+            self._handle(OriginDisconnected())
 
     def _await_origin(self) -> None:
         pause = ports.event()
@@ -174,7 +174,7 @@ class Receiver:
         with self._acting:
             if self.orphaned:
                 self.orphaned = False
-                self._handle(OriginLost())
+                self._handle(OriginDisconnected())
 
     def greet(self, writer: Any) -> None:
         """Nothing is said before this. Who asks the origin for an outcome may hear of it, and say so, at any time."""
@@ -267,7 +267,7 @@ class Receiver:
             case messages.StepReleased():
                 self._released(message)
             case messages.StepAborted(step, units):
-                self._handle(AbortHeard(step, units))
+                self._handle(AbortReported(step, units))
             case _:
                 self._take_copy(message, body)
 
@@ -313,7 +313,7 @@ class Receiver:
         if self._served(message.epochs):
             self._answer(messages.StepServed(message.step))
         else:
-            self._handle(ReleaseHeard(message.step))
+            self._handle(ReleaseReported(message.step))
 
     def _served(self, epochs: typed.Epochs) -> bool:
         """Whether this host has owned the step in these epochs, though it may have forgotten the step since."""
@@ -370,7 +370,7 @@ class Receiver:
             outcome = ask_outcome(self._port, self.origin, self._shared.instance.name, f"{self.id}/{step}")
             if outcome in ("released", "kept"):
                 with self._acting:
-                    self._handle(ReleaseHeard(step) if outcome == "released" else AbortHeard(step))
+                    self._handle(ReleaseReported(step) if outcome == "released" else AbortReported(step))
                 return
             pause.wait(ASK_AGAIN_S)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from godwit import ports
 from godwit.errors import DefinitionError, HostUnavailable, MalformedRequest
-from godwit.migration.events import AbortAsked, HandoverAsked
+from godwit.migration.events import AbortRequested, HandoverRequested
 from godwit.migration.origin import PROTOCOLS, register
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
@@ -166,14 +166,14 @@ class Moves:
     def abort_migration(self, request: messages.AbortMigration) -> typed.Done:
         mover = self._movers.get(request.id)
         if mover is not None:
-            mover.post(AbortAsked(request.reason))
+            mover.post(AbortRequested(request.reason))
         return typed.Done()
 
     def hand_over_standby(self, request: messages.HandOverStandby) -> typed.Done:
         mover = self._movers.get(request.id)
         if mover is None:
             raise DefinitionError("no such standby on this host", todo="Start it with flock.standby", id=request.id)
-        mover.post(HandoverAsked())
+        mover.post(HandoverRequested())
         return typed.Done()
 
     def report_outcome(self, request: messages.ReportOutcome) -> messages.StepOutcome:
