@@ -1,7 +1,7 @@
-"""What the figures should come to, and whether they do: medians over runs, all of one series on one machine.
+"""What the figures should come to, and whether they do: medians over the runs of one series on one machine.
 
-Pure. An aim that the series has no figures for is left open, not met. So is one about stall where no row was recorded as
-waiting: hosts record rows that wait with their chunk, not a batch that is kept waiting at its opening, so none is no proof.
+Pure. An aim is left open, not met, if the series has no figures for it. An aim about stall is also open if no row was recorded
+as waiting: hosts record rows that wait with their chunk, not a batch that waits at its opening, so no record proves nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sound(line: Line) -> bool:
 def aims(lines: Sequence[Line]) -> list[Aim]:
     medians = Medians(lines)
     wrong = sum(line[name] for line in lines for name in EXACTNESS)
-    found = [Aim("exact: nothing lost, duplicated, out of order or wrong", f"{wrong} wrong", wrong == 0)]
+    all_aims = [Aim("exact: nothing lost, duplicated, out of order or wrong", f"{wrong} wrong", wrong == 0)]
     for protocol, figure, limit, unit in (
         ("live", "stall_p99_ms", 5.0, "ms"),
         ("live", "stall_max_ms", 15.0, "ms"),
@@ -44,24 +44,24 @@ def aims(lines: Sequence[Line]) -> list[Aim]:
         value = medians.get(protocol, figure)
         name = figure.removesuffix("_ms").replace("_", " ")
         met = None if value is None else value <= limit
-        found.append(Aim(f"{protocol}: {name} at most {limit:g} {unit}", _told(value, unit), met))
-    return [*found, *_compared(medians)]
+        all_aims.append(Aim(f"{protocol}: {name} at most {limit:g} {unit}", _shown(value, unit), met))
+    return [*all_aims, *_compared(medians)]
 
 
 def _compared(medians: Medians) -> Iterator[Aim]:
     push, pause = medians.get("push", "stabilise_s"), medians.get("pause", "stabilise_s")
     less = None if push is None or not pause else 1 - push / pause
-    told = "not measured" if less is None else f"{less:.0%} ({push:.2f} against {pause:.2f} s)"
-    yield Aim("push: at least 45 % less time to stabilise than pause", told, None if less is None else less >= 0.45)
+    measured = "not measured" if less is None else f"{less:.0%} ({push:.2f} against {pause:.2f} s)"
+    yield Aim("push: at least 45 % less time to stabilise than pause", measured, None if less is None else less >= 0.45)
     jitters = [medians.get(protocol, JITTER) for protocol in BY_JITTER]
     known = [value for value in jitters if value is not None]
     rising = all(low < high for low, high in pairwise(known))
-    told = ", ".join(f"{name} {_told(value, 'ms')}" for name, value in zip(BY_JITTER, jitters, strict=True))
-    yield Aim(f"peak jitter: {' < '.join(BY_JITTER)}", told, rising if len(known) == len(jitters) else None)
+    measured = ", ".join(f"{name} {_shown(value, 'ms')}" for name, value in zip(BY_JITTER, jitters, strict=True))
+    yield Aim(f"peak jitter: {' < '.join(BY_JITTER)}", measured, rising if len(known) == len(jitters) else None)
     live, restart = jitters[0], jitters[-1]
     times = None if live is None or restart is None else restart / max(live, 0.1)
-    told = "not measured" if times is None else f"{times:.0f} times"
-    yield Aim("peak jitter of live: 100 times below restart", told, None if times is None else times >= 100)
+    measured = "not measured" if times is None else f"{times:.0f} times"
+    yield Aim("peak jitter of live: 100 times below restart", measured, None if times is None else times >= 100)
 
 
 class Medians:
@@ -69,12 +69,12 @@ class Medians:
         self._lines = lines
 
     def get(self, protocol: str, figure: str) -> float | None:
-        told = [line for line in self._lines if line["protocol"] == protocol]
+        lines = [line for line in self._lines if line["protocol"] == protocol]
         if figure.startswith("stall_"):
-            told = [line for line in told if line["stall_rows"]]
-        found = spread([line[figure] for line in told])
-        return None if found is None else found["median"]
+            lines = [line for line in lines if line["stall_rows"]]
+        over_runs = spread([line[figure] for line in lines])
+        return None if over_runs is None else over_runs["median"]
 
 
-def _told(value: float | None, unit: str) -> str:
+def _shown(value: float | None, unit: str) -> str:
     return "not measured" if value is None else f"{value:.1f} {unit}"

@@ -1,7 +1,7 @@
-"""Many runs one after another: repeats interleaved, so that what happens to the machine hits all alike.
+"""Many runs one after another. Repeats are interleaved, so that a disturbance of the machine hits all systems.
 
-Decides the order of runs and what a line of results says besides its figures. What was measured on this
-commit and machine is not run again, so a campaign that was interrupted goes on where it was.
+Decides the order of runs and what a line of results says besides its figures. A run that was measured on this commit and
+machine is not repeated, so a campaign that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SETTINGS: Final[Mapping[Kind, Callable[..., AnySettings]]] = {
 
 
 def campaign(
-    cases: Sequence[Case], runs: int, kept: Path, watch: Watch, failed: Callable[[str, Exception], None]
+    cases: Sequence[Case], runs: int, results: Path, watch: Watch, failed: Callable[[str, Exception], None]
 ) -> Iterator[dict[str, Any]]:
-    """A line for each run that is not among those kept; the number of all, and of those left, is told to the watch.
+    """A line for each run that the results do not have yet. The watch shows how many runs there are and how many are left.
 
-    `failed` hears of a run that could not be measured, which is left out; the next start tries it again.
+    `failed` is called with a run that could not be measured; the run is left out, and the next start tries it again.
     """
-    run, done = finished(kept)
+    run, done = finished(results)
     left = [
         (repeat, case)
         for repeat in range(runs)
@@ -61,7 +61,7 @@ def campaign(
         group = list(part)
         try:
             for repeat, case in group:
-                watch.phase(f"{clock.told()}: {case.experiment} {case.name}, run {repeat + 1} of {case.runs(runs)}")
+                watch.phase(f"{clock.text()}: {case.experiment} {case.name}, run {repeat + 1} of {case.runs(runs)}")
                 if trigger and spark is None:
                     spark = opened([one for _, one in group], trigger, watch)
                 began_s = time.time()
@@ -71,8 +71,8 @@ def campaign(
                     failed(f"{case.experiment} {case.name}, run {repeat + 1}", error)
                     clock.finished_one()
                     continue
-                told = {"repeat": repeat, "took_s": round(time.time() - began_s, 1)}
-                yield circumstances(NAME, run) | figures | case.told() | told
+                taken = {"repeat": repeat, "took_s": round(time.time() - began_s, 1)}
+                yield circumstances(NAME, run) | figures | case.labels() | taken
                 clock.finished_one()
         finally:
             if spark is not None:
@@ -123,9 +123,9 @@ def slots(case: Case) -> int:
     return migration.slots(settings) if isinstance(settings, Settings) else settings.slots
 
 
-def finished(kept: Path) -> tuple[str, set[tuple[str, str, int]]]:
+def finished(results: Path) -> tuple[str, set[tuple[str, str, int]]]:
     """The run that goes on, and what has been measured in it: on this commit and machine."""
-    lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     here, cpu = commit(), machine()["cpu"]
     same = [line for line in lines if line["commit"] == here and line["machine"]["cpu"] == cpu]
     run = max((line["run"] for line in same), default=run_id())
@@ -143,7 +143,7 @@ class Clock:
     def finished_one(self) -> None:
         self._done += 1
 
-    def told(self) -> str:
+    def text(self) -> str:
         so_far = f"{self._done + 1}/{self._total}"
         if not self._done:
             return so_far

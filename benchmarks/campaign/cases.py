@@ -1,6 +1,6 @@
 """Which runs make up each experiment: what is varied, with which values. Pure; what a run measures is decided elsewhere.
 
-All systems get the same load. Values of a sweep are far apart, because what is looked for is whether a line is flat.
+All systems get the same load. The values of a sweep are far apart, because the question is whether a line is flat.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Case:
     def trigger(self) -> Trigger:
         return REAL_TIME if self.settings.get("trigger") == REAL_TIME else MICRO_BATCH
 
-    def told(self) -> dict[str, Any]:
+    def labels(self) -> dict[str, Any]:
         return {
             "experiment": self.experiment,
             "case": self.name,
@@ -236,15 +236,15 @@ def cases(names: Sequence[str], only: str = "", quick: bool = False) -> list[Cas
         raise DefinitionError(
             f"there is no experiment {', '.join(unknown)}", todo=f"Choose of {', '.join(EXPERIMENTS)}"
         )
-    found = [
+    chosen = [
         _with_phases(replace(case, once=not only and (case.experiment in ONCE or case.swept is not None)))
         for name in names or EXPERIMENTS
         for case in EXPERIMENTS[name]()
         if all(_asked_for(case, text) for text in only.split(","))
     ]
-    if not found:
+    if not chosen:
         raise DefinitionError(f"no run of these experiments has {only!r} in its name")
-    return [_shortened(case) for case in found if _among_quick(case)] if quick else found
+    return [_shortened(case) for case in chosen if _among_quick(case)] if quick else chosen
 
 
 def _asked_for(case: Case, text: str) -> bool:
@@ -258,7 +258,7 @@ def _with_phases(case: Case) -> Case:
 
 def _among_quick(case: Case) -> bool:
     if case.experiment == "E1":
-        return case.way in QUICK_WAYS and case.trigger != REAL_TIME and case.told()["workload"] == KEY_COUNT
+        return case.way in QUICK_WAYS and case.trigger != REAL_TIME and case.labels()["workload"] == KEY_COUNT
     return case.name in QUICK_OTHERS
 
 

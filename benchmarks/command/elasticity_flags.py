@@ -15,18 +15,19 @@ from benchmarks.running.watch import Watch
 from godwit.errors import DefinitionError
 
 ABOUT = """
-Four parts. One JSON object per run is printed, with all parameters, versions and machine.
+How a flock follows its load by rules, in four parts. Each run prints one JSON object with all parameters, versions and machine.
 
-  measuring   rows a second of a query with measuring on, and off; interleaved, the ratio taken pair by pair
-  relief      the load steps to five times what it was: decided_s, served_s and relieved_s after the step, the last when rows
-              are back within the latency target; without and with a warm host
-  day         a day's load, sine and spikes, time-compressed, followed by the sizing rules: target_held (share of windows of a
-              second whose p99 is within the target), host_seconds beside those of an oracle that knows the future, cost_ratio
-  hot-key     one key with 0, 50, 90 and 99 % of the rows: rows a second with a declared merge, and without; interleaved, the
-              ratio taken pair by pair, and applied_share, the rows that hosts still have to apply
+  measuring   rows a second of a query with measuring on, and off; runs are interleaved, the ratio is taken pair by pair
+  relief      the load steps to five times what it was. Seconds after the step until the rules decided to scale (decided_s),
+              until the new hosts served their keys (served_s), and until rows were back within the latency target
+              (relieved_s); without and with a warm host
+  day         a day's load, sine and spikes in a few minutes, followed by the sizing rules: target_held (share of the seconds
+              whose p99 is within the target), host_seconds beside those of an oracle that knows the future, cost_ratio
+  hot-key     one key with 0, 50, 90 and 99 % of the rows: rows a second with a declared merge, and without it, pair by pair;
+              applied_share is the share of the rows that hosts still have to apply
 
-In relief and day each row takes a fixed time to apply, so that they tell how the flock follows, not how fast the machine is.
-lost, duplicated, out_of_order and wrong_state are always 0, or the exit code is 1.
+In relief and day each row takes a fixed time to apply, so that the figures show how the flock follows, not how fast the machine
+is. lost, duplicated, out_of_order and wrong_state are always 0, or the exit code is 1.
 """
 EXAMPLES = """
 examples:
@@ -41,10 +42,12 @@ def add(kinds: Any, kind: Any) -> None:
     flags: argparse.ArgumentParser = kind(
         kinds, "elasticity", "a flock that follows its load by rules", ABOUT, EXAMPLES
     )
-    flags.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
-    flags.add_argument("--runs", type=int, default=3, help="of each (%(default)s)")
-    flags.add_argument("--seconds", type=int, default=300, help="of a day (%(default)s)")
-    flags.add_argument("--quick", action="store_true", help="short: figures of it mean little")
+    flags.add_argument("parts", nargs="*", metavar="PART", help=f"parts, of {', '.join(PARTS)} (all)")
+    flags.add_argument("--runs", type=int, default=3, help="repeats of each part (%(default)s)")
+    flags.add_argument("--seconds", type=int, default=300, help="length of a day (%(default)s)")
+    flags.add_argument(
+        "--quick", action="store_true", help="short runs, to see that all works; the figures mean little"
+    )
     flags.add_argument("--keep", action="store_true", help="append the results to benchmarks/results/ too")
     flags.set_defaults(run=_run)
 

@@ -15,8 +15,8 @@ from godwit.errors import DefinitionError
 
 RUN = """
 Runs the experiments of the papers that the protocols are from: all protocols under the same load, beside Apache Flink and
-Spark's own way (`make peers` sets those up). Repeats are interleaved. Each result is kept as soon as it is there; started again
-on the same commit and machine, it goes on where it was.
+Spark's own state (`make peers` installs what they need). Repeats are interleaved. Each result is written as soon as it is
+there; a command that was interrupted goes on where it stopped, on the same commit and machine.
 
   E1  protocols side by side: half of the keys move; micro-batch and real-time trigger
   E2  sweeps: state per key, keys moved, rate, rows a window, skew, hosts
@@ -25,25 +25,25 @@ on the same commit and machine, it goes on where it was.
   E5  a host is killed: how soon its keys are back, by state, by how much changelog there is to replay, and by rate
   E6  rows a second by hosts, rows a batch and state, beside Spark's own operators; where the time of a row goes
 
---runs is for E1 and for E5's plain runs; the others and all sweeps are run once, unless --only chooses them: then they are
-repeated, too. --list says how long it all takes.
+--runs repeats E1 and the plain runs of E5. The other experiments and all sweeps run once, unless --only chooses them: then they
+are repeated, too. --list says how long the chosen runs take.
 """
-REPORT = "Writes what was measured as one HTML page that needs nothing else, and as Markdown for the docs."
+REPORT = "Writes the results of `run` as one HTML page that needs no other file."
 EXAMPLES = """
 examples:
   python -m benchmarks run --quick                      a few short runs, to see that all works (under 5 minutes)
   python -m benchmarks run E1 --runs 5
-  python -m benchmarks run E2 --only state_bytes,live   those with both in their names
-  python -m benchmarks run E1 --only key-count,-flink   those without the other system
+  python -m benchmarks run E2 --only state_bytes,live   the runs with both texts in their names
+  python -m benchmarks run E1 --only key-count,-flink   the runs without Flink
   python -m benchmarks run --list
 """
-KEPT = Path("benchmarks/results/evaluation.jsonl")
+RESULTS = Path("benchmarks/results/evaluation.jsonl")
 PAGE = Path("docs/evaluation.html")
 
 
 PEERS = """
 Installs Apache Flink into a virtual environment of its own and compiles the Java parts that drive the peers, all in .peers.
-What is there already stays. Needs a JDK (javac).
+A second call does only what is missing. Needs a JDK (javac).
 """
 
 
@@ -54,20 +54,31 @@ def add(kinds: Any, kind: Any) -> None:
 
 
 def _add_run(flags: argparse.ArgumentParser) -> None:
-    flags.add_argument("experiments", nargs="*", metavar="E", help=f"of {', '.join(EXPERIMENTS)} (all)")
+    flags.add_argument("experiments", nargs="*", metavar="E", help=f"experiments, of {', '.join(EXPERIMENTS)} (all)")
     flags.add_argument(
-        "--only", default="", metavar="TEXT[,TEXT]", help="runs with all of these in their names; -TEXT: without it"
+        "--only",
+        default="",
+        metavar="TEXT[,TEXT]",
+        help="only runs with these texts in their names; -TEXT: without this text",
     )
-    flags.add_argument("--runs", type=int, default=3, help="repeats of each (%(default)s)")
-    flags.add_argument("--quick", action="store_true", help="a few, small and short: figures of it mean little")
-    flags.add_argument("--list", action="store_true", help="name the runs, and run none")
-    flags.add_argument("--results", type=Path, default=KEPT, metavar="FILE", help="kept here (%(default)s)")
+    flags.add_argument("--runs", type=int, default=3, help="repeats of each run (%(default)s)")
+    flags.add_argument(
+        "--quick", action="store_true", help="a few short runs, to see that all works; the figures mean little"
+    )
+    flags.add_argument("--list", action="store_true", help="print the names of the runs, and run none")
+    flags.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="FILE",
+        help="file that the results are appended to (%(default)s)",
+    )
     flags.set_defaults(run=_run)
 
 
 def _add_report(flags: argparse.ArgumentParser) -> None:
-    flags.add_argument("--results", type=Path, default=KEPT, metavar="FILE", help="(%(default)s)")
-    flags.add_argument("--html", type=Path, default=PAGE, metavar="FILE", help="(%(default)s)")
+    flags.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="results to read (%(default)s)")
+    flags.add_argument("--html", type=Path, default=PAGE, metavar="FILE", help="page to write (%(default)s)")
     flags.set_defaults(run=_report)
 
 
@@ -101,9 +112,9 @@ def _run(given: argparse.Namespace) -> int:
     with watching() as watch, given.results.open("a") as file:
         for line in campaign(chosen, given.runs, given.results, watch, failed):
             print(json.dumps(line), file=file, flush=True)
-            print(_told(line), file=sys.stderr)
+            print(_summary(line), file=sys.stderr)
             wrong += sum(line.get(name) or 0 for name in EXACTNESS)
-    print(f"kept in {given.results}; `python -m benchmarks report` makes a page of it", file=sys.stderr)
+    print(f"results are in {given.results}; `python -m benchmarks report` makes a page of it", file=sys.stderr)
     if broken:
         print(f"not measured: {', '.join(broken)}", file=sys.stderr)
     return int(wrong > 0 or bool(broken))
@@ -115,7 +126,7 @@ def _planned(chosen: Sequence[Case], runs: int) -> str:
     return f"{count} runs, about {seconds / 60:.0f} minutes"
 
 
-def _told(line: dict[str, Any]) -> str:
+def _summary(line: dict[str, Any]) -> str:
     jitter, disruption = line.get("peak_jitter_p99_ms"), line.get("disruption_ms")
     suffered = "" if jitter is None else f": peak jitter {jitter:.0f} ms, disruption {disruption:.0f} ms"
     return f"{line['experiment']} {line['case']}, run {line['repeat'] + 1}{suffered} ({line['took_s']:.0f} s)"

@@ -19,36 +19,37 @@ from godwit.errors import DefinitionError
 
 DEFAULTS = Settings()
 MIGRATION = """
-Moves keys of a running query from host to host and measures what its rows suffer. The query counts rows per key (or does what
---workload says), beside a value that makes each key's state as large as wanted; its input comes at a fixed rate, whatever the
-query does (open loop). A row's latency runs from the time it was due until it left the operator. One JSON object per run is
-printed, with all parameters, versions, machine, and these figures:
+Moves keys of a running query from host to host and measures what happens to its rows. The query counts rows per key (or computes
+what --workload says); a value beside the count makes the state of each key as large as wanted. Rows come at a fixed rate,
+whatever the query does (open loop). The latency of a row runs from the time at which the row was due until it left the
+operator. Each run prints one JSON object with all parameters, versions, the machine, and these figures:
 
-  steady_*             latency in the part before the request: mean, sigma, p50, p99, and its drift from the first
-                       half to the second: beyond sigma, the query did not keep up and the rest means little;
-                       steady_peak_jitter_p99_ms is what the peak jitter comes to when nothing moves
+  steady_*             latency before the request: mean, sigma, p50, p99, and its drift from the first half of the steady part to
+                       the second. If the drift is larger than sigma, the query did not keep up with the load, and the
+                       other figures mean little. steady_peak_jitter_p99_ms is the peak jitter while nothing moves
   disruption_ms        total time in which rows left with a latency of at least the steady mean + 5 sigma
-  peak_jitter_p99_ms   the highest p99 of a 100 ms window after the request, less the steady mean
+  peak_jitter_p99_ms   the highest p99 of a window of 100 ms after the request, less the steady mean
   peak_jitter_max_ms   the highest latency of a row after the request, less the steady mean
-  stabilise_s          from the request until the last such late row left; null if latency was not back at the end
-  stall_*              how long rows of moving keys waited in a host for state or ownership: p50, p99 and max over all
-                       of them that came during the move (stall_rows), and over those that had to wait
+  stabilise_s          from the request until the last of these late rows left; null if latency was not back at the end
+  stall_*              how long rows of moving keys waited in a host for state or ownership: p50, p99 and max over all rows of
+                       moving keys that came during the move (stall_rows), and over the rows that waited
                        (stall_rows_waited, stall_waited_p50_ms, stall_waited_p99_ms)
-  reconfiguration_s    from the request until the last key served at its target
-  keys_moved, bytes_moved, and what went through two hosts on that account: rows_sent_twice, bytes_sent_twice
-  extra_memory_bytes_max   the hosts' peak resident memory during the move, less the peak before it
-  cpu_s                processor time that the application (driver, Spark, tasks, hosts) used during the move, beyond what
-                       it uses in so long a time of the steady part
-  load_outlasted_it    whether rows were still coming when the move ended; if not, give --seconds a longer last part
-  lost, duplicated, out_of_order, wrong_state   exactness: always 0, or the exit code is 1; an output row with a wrong
-                       value (wrong_outputs) is not the one that should have come, so it is both lost and in excess
+  reconfiguration_s    from the request until the target served the last key
+  keys_moved, bytes_moved       what moved
+  rows_sent_twice, bytes_sent_twice   what went through two hosts because of the move
+  extra_memory_bytes_max   the peak resident memory of the hosts during the move, less the peak before the move
+  cpu_s                processor time of the application (driver, Spark, tasks, hosts) during the move, less what it uses in an
+                       equally long stretch of the steady part
+  load_outlasted_it    whether rows still came when the move ended; if false, give --seconds a longer last part
+  lost, duplicated, out_of_order, wrong_state   exactness: always 0, or the exit code is 1. An output row with a wrong value
+                       (wrong_outputs) counts twice: the right row is lost, and this row is in excess
 """
 REST = """
-What is paid while nothing happens: rows a second of the same query with something, and without it. Runs of the two are
-interleaved; the ratio is taken pair by pair.
+What a query pays for a feature while nothing moves: rows a second of the same query with the feature and without it. Runs with
+and without are interleaved, and the ratio is taken pair by pair.
 
   support   being able to move keys (without it: hosts that do not check who owns a key)
-  backup    a backup of every host on another one, Flock(backup=True)
+  backup    a backup of every host on another host, Flock(backup=True)
 """
 EXAMPLES = """
 examples:
@@ -75,50 +76,66 @@ def _add_migration(flags: argparse.ArgumentParser) -> None:
         metavar="P[,P...]",
         help=f"one, several or all of {', '.join(ALL_PROTOCOLS)} (%(default)s)",
     )
-    flags.add_argument("--workload", default=DEFAULTS.workload, choices=WORKLOADS, help=f"what is computed: {WORKLOAD}")
+    flags.add_argument(
+        "--workload", default=DEFAULTS.workload, choices=WORKLOADS, help=f"what the query computes: {WORKLOAD}"
+    )
     flags.add_argument(
         "--window-rows", type=int, default=DEFAULTS.window_rows, help="rows of a window by count (%(default)s)"
     )
     flags.add_argument(
         "--window-s", type=float, default=DEFAULTS.window_s, help="seconds of a window of event time (%(default)s)"
     )
-    flags.add_argument("--order", default=DEFAULTS.order, choices=ORDERS, help="in which order keys go (%(default)s)")
-    flags.add_argument("--fraction", type=float, default=DEFAULTS.fraction, help="of the keys that move (%(default)s)")
+    flags.add_argument(
+        "--order", default=DEFAULTS.order, choices=ORDERS, help="the order in which keys move (%(default)s)"
+    )
+    flags.add_argument(
+        "--fraction", type=float, default=DEFAULTS.fraction, help="share of the keys that move (%(default)s)"
+    )
     flags.add_argument(
         "--rate",
         type=int,
         help=f"rows a second; unless given, --load of the measured capacity, or {REAL_TIME_RATE} in real time",
     )
     flags.add_argument(
-        "--skew", type=float, default=UNSET, help="Zipf's exponent; 0: all alike (1 for words, 0 for all others)"
+        "--skew",
+        type=float,
+        default=UNSET,
+        help="Zipf's exponent of the keys; 0: all keys alike (1 for words, 0 for all others)",
     )
-    flags.add_argument("--load", type=float, default=DEFAULTS.load, help="share of the capacity (%(default)s)")
+    flags.add_argument(
+        "--load",
+        type=float,
+        default=DEFAULTS.load,
+        help="share of the measured capacity that becomes the rate (%(default)s)",
+    )
     flags.add_argument(
         "--target",
         default=DEFAULTS.target,
         choices=TARGETS,
-        help="sideways: to the last of the hosts; scale-out: to new ones, as many as take that fraction (%(default)s)",
+        help="sideways: keys move to the last host; scale-out: to as many new hosts as take that share (%(default)s)",
     )
     flags.add_argument(
         "--seconds",
         default=f"{DEFAULTS.warm_up_s:g}/{DEFAULTS.steady_s:g}/{DEFAULTS.after_s:g}",
         metavar="W/S/A",
-        help="of load: warm-up, steady part, and after the request; a restart is watched 15 s longer (%(default)s)",
+        help="seconds of load: warm-up, steady part, after the request; a restart gets 15 s more (%(default)s)",
     )
     flags.add_argument(
         "--trigger",
         default=DEFAULTS.trigger,
         choices=TRIGGERS,
-        help="micro-batch; real-time: rows pass a few at a time, so that latency shows what is shorter than a micro-batch. "
-        "One batch then lasts as long as the load; a restart replays it from its beginning (%(default)s)",
+        help="Spark's trigger. With real-time, rows pass a few at a time, so that latency also shows stalls shorter than a "
+        "micro-batch; one batch lasts as long as the load, and a restart replays the whole batch (%(default)s)",
     )
     flags.add_argument(
         "--trigger-ms",
         type=int,
         default=DEFAULTS.trigger_ms,
-        help="between micro-batches; 0: as soon as possible (%(default)s)",
+        help="milliseconds between micro-batches; 0: as soon as possible (%(default)s)",
     )
-    flags.add_argument("--quick", action="store_true", help="small and short: to see that all works")
+    flags.add_argument(
+        "--quick", action="store_true", help="few keys and a short load, to see that all works; the figures mean little"
+    )
     flags.add_argument("--check", action="store_true", help="compare with the aims; exit code 1 if one is missed")
     _add_shared(flags, runs=1)
     flags.set_defaults(run=_migration)
@@ -126,25 +143,27 @@ def _add_migration(flags: argparse.ArgumentParser) -> None:
 
 def _add_rest(flags: argparse.ArgumentParser) -> None:
     flags.add_argument(
-        "of", nargs="?", default="support", choices=("support", "backup"), help="what is paid for (%(default)s)"
+        "of", nargs="?", default="support", choices=("support", "backup"), help="the feature (%(default)s)"
     )
-    flags.add_argument("--batches", type=int, default=40, help="measured in each run (%(default)s)")
+    flags.add_argument("--batches", type=int, default=40, help="batches measured in each run (%(default)s)")
     flags.add_argument("--batch-rows", type=int, default=50_000, help="rows of a batch (%(default)s)")
     _add_shared(flags, runs=5)
     flags.set_defaults(run=_rest)
 
 
 def _add_shared(flags: argparse.ArgumentParser, runs: int) -> None:
-    flags.add_argument("--keys", type=int, default=DEFAULTS.keys, help="how many there are (%(default)s)")
+    flags.add_argument("--keys", type=int, default=DEFAULTS.keys, help="number of keys (%(default)s)")
     flags.add_argument(
         "--state-bytes",
         type=int,
         default=UNSET,
-        help=f"of each key, beside what is computed ({DEFAULTS.state_bytes} for counts per key, 0 for all others)",
+        help=f"bytes beside the computed state of a key ({DEFAULTS.state_bytes} for counts per key, 0 for all others)",
     )
-    flags.add_argument("--hosts", type=int, default=DEFAULTS.hosts, help="at the beginning (%(default)s)")
-    flags.add_argument("--runs", type=int, default=runs, help="of each kind (%(default)s)")
-    flags.add_argument("--seed", type=int, default=DEFAULTS.seed, help="of the rows; each run adds one (%(default)s)")
+    flags.add_argument("--hosts", type=int, default=DEFAULTS.hosts, help="hosts at the beginning (%(default)s)")
+    flags.add_argument("--runs", type=int, default=runs, help="repeats (%(default)s)")
+    flags.add_argument(
+        "--seed", type=int, default=DEFAULTS.seed, help="seed of the rows; each run adds one (%(default)s)"
+    )
     flags.add_argument(
         "--json", metavar="FILE", default="-", help="where results go, - for standard output (%(default)s)"
     )
@@ -231,15 +250,15 @@ def _written(lines: Iterable[dict[str, Any]], given: argparse.Namespace, name: s
     """Each line as soon as it is there: a long series that is cut short has given what it had."""
     from benchmarks.running.record import keep
 
-    kept = []
+    written = []
     with _output(given.json) as file:
         for line in lines:
             print(json.dumps(line), file=file, flush=True)
             if given.keep:
                 keep(name, line)
-            kept.append(line)
+            written.append(line)
             print(summary(line), file=sys.stderr)
-    return kept
+    return written
 
 
 def _stall(line: Mapping[str, Any]) -> str:
@@ -283,8 +302,8 @@ def _output(name: str) -> Iterator[TextIO]:
 
 def _say_aims(lines: Sequence[dict[str, Any]]) -> bool:
     """Whether one is missed."""
-    found = aims(lines)
-    for aim in found:
+    all_aims = aims(lines)
+    for aim in all_aims:
         word = {True: "met", False: "MISSED", None: "open"}[aim.met]
         print(f"{word:<7} {aim.text}: {aim.measured}", file=sys.stderr)
-    return any(aim.met is False for aim in found)
+    return any(aim.met is False for aim in all_aims)

@@ -1,7 +1,7 @@
-"""Loads that change with time, second by second: a step, and a day of sine and spikes; and what an oracle would have used.
+"""Loads that change with time, second by second: a step, a day of sine and spikes; and the hosts that an oracle would use.
 
-The oracle knows every second beforehand, changes the number of hosts at once and for nothing, and lets hosts work so much of
-their time that the latency target is just held. Knows nothing of Spark.
+The oracle knows every second beforehand and changes the number of hosts at once and for nothing. Its hosts work as much of
+their time as the latency target allows. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def step(calm_s: int, after_s: int, calm: float) -> list[float]:
 
 def day(seconds: int) -> list[float]:
     """Low at night, high at noon, with spikes that no curve foretells; the highest second is 1."""
-    found = []
+    levels = []
     for second in range(seconds):
         part = second / seconds
         level = NIGHT + (1.0 - NIGHT) * (0.5 - 0.5 * math.cos(2 * math.pi * part))
         level += sum(more for at, long, more in SPIKES if at <= part < at + long)
-        found.append(level)
-    return [level / max(found) for level in found]
+        levels.append(level)
+    return [level / max(levels) for level in levels]
 
 
 def oracle(rates: Iterable[float], true_rate: float, useful_max: float) -> list[int]:

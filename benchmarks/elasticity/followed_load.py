@@ -1,8 +1,8 @@
-"""A flock that follows its load by rules, under loads that change: how soon an overload is over, and a day at what cost.
+"""A flock that follows a changing load by rules: how soon an overload is over, and what a day costs in host-seconds.
 
-Each row takes a fixed time to apply, so that a host can do only so much, whatever the machine: measured is how the flock
-follows, not how fast it is. Rows are made at the highest rate and thinned out by the second at which they are due, so that the
-same rows come in every run.
+Each row takes a fixed time to apply, so that a host has the same capacity on every machine: the benchmark measures how the
+flock follows, not how fast it is. Rows are made at the highest rate and thinned out by the second at which they are due, so
+that every run has the same rows.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _lines(
                 watch.phase(f"{name}, warm {each.warm}, run {repeat + 1} of {runs}")
                 followed = Followed(spark, each, curve, watch)
                 asked = {field: getattr(each, field) for field in Elastic.__slots__}
-                yield circumstances(name, run) | {"repeat": repeat} | asked | followed.told() | figures(followed)
+                yield circumstances(name, run) | {"repeat": repeat} | asked | followed.figures() | figures(followed)
     finally:
         spark.stop()
 
@@ -132,9 +132,9 @@ class Followed:
         }
 
     def _thinned(self, rows: DataFrame) -> DataFrame:
-        return rows.where(self._kept()).select("key", "due")
+        return rows.where(self._passes()).select("key", "due")
 
-    def _kept(self) -> Column:
+    def _passes(self) -> Column:
         """Of the rows of a second as many as the curve says, whichever they are."""
         second = sf.unix_micros("due") / 1e6 - sf.lit(self._first_s)
         place = sf.least(sf.floor(second).cast("int"), sf.lit(len(self._levels) - 1))
@@ -158,16 +158,16 @@ class Followed:
 
     def sizes(self, started: bool) -> list[tuple[float, int]]:
         """(second, hosts from then on): those that own keys, or all that are started."""
-        found, hosts = [(0.0, self.settings.hosts)], self.settings.hosts
+        sizes, hosts = [(0.0, self.settings.hosts)], self.settings.hosts
         ends = {line["migration"]: line for line in self.history if line["event"] == "ended"}
         for line in self.history:
             if started and line["event"] in ("joined", "left"):
                 hosts += len(line["hosts"]) * (1 if line["event"] == "joined" else -1)
-                found.append((max(0.0, self.since_start_s(line["at"])), hosts))
+                sizes.append((max(0.0, self.since_start_s(line["at"])), hosts))
             elif not started and line["event"] == "requested" and line["kind"] == "scale" and line["migration"] in ends:
-                at = line["at"] if line["hosts"] > found[-1][1] else ends[line["migration"]]["at"]
-                found.append((max(0.0, self.since_start_s(at)), line["hosts"]))
-        return found
+                at = line["at"] if line["hosts"] > sizes[-1][1] else ends[line["migration"]]["at"]
+                sizes.append((max(0.0, self.since_start_s(at)), line["hosts"]))
+        return sizes
 
     def windows_ms(self) -> dict[int, float]:
         """p99 of the latency of the rows that were due in each second."""
@@ -176,7 +176,7 @@ class Followed:
         seconds = [int(at) for at in np.unique(second) if at >= 0]
         return {at: float(np.percentile(self.left.latency_ms[second == at], 99)) for at in seconds}
 
-    def told(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         decided = [[round(self.since_start_s(line["at"]), 2), line["hosts"], line["rule"]] for line in self.decisions()]
         windows = self.windows_ms()
         seen = [round(windows[at]) if at in windows else None for at in range(len(self.curve))]
@@ -213,12 +213,12 @@ def _after(at_s: float | None) -> float | None:
 
 def _day(run: Followed) -> dict[str, Any]:
     windows = run.windows_ms()
-    held = sum(p99_ms <= 1000 * run.settings.target_s for p99_ms in windows.values()) / len(windows)
+    share_in_time = sum(p99_ms <= 1000 * run.settings.target_s for p99_ms in windows.values()) / len(windows)
     rates = [run.settings.rate * level for level in run.curve]
     best = sum(curves.oracle(rates, run.settings.true_rate, USEFUL_MAX))
     used, started = (curves.host_seconds(run.sizes(way), len(run.curve)) for way in (False, True))
     return {
-        "target_held": round(held, 4),
+        "target_held": round(share_in_time, 4),
         "windows": len(windows),
         "host_seconds": round(used),
         "host_seconds_started": round(started),

@@ -1,8 +1,8 @@
-"""One key with more and more of the rows, with a declared merge and without: rows a second, pair by pair.
+"""One key with more and more of the rows, with a declared merge and without it: rows a second, pair by pair.
 
-Rows are made in the JVM and thrown away as they leave, as for throughput. In one half of the runs a row costs what the machine
-needs for it, in the other it takes the host a fixed time beside: on a machine that has cores to spare, that is what a hot key's
-one owner is. The counts of all keys are checked in the end.
+Rows are made in the JVM and thrown away as they leave, as in `throughput`. In one half of the runs a row costs what the machine
+needs for it; in the other half it takes its host a fixed time more, so that the one owner of the hot key is the bottleneck also
+on a machine with cores to spare. The counts of all keys are checked at the end.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def hot_key(size: ThroughputSettings, shares: Sequence[int], runs: int, watch: W
 
 
 def _line(spark: SparkSession, asked: HotKey, runs: int, watch: Watch) -> dict[str, Any]:
-    found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    by_merging: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for repeat in range(runs):
         for merges in (True, False) if repeat % 2 else (False, True):
             way = "merged" if merges else "one by one"
             watch.phase(f"{asked.share} % of the rows, {asked.row_us:g} us a row, {way}, run {repeat + 1} of {runs}")
-            found[merges].append(_run(spark, asked, merges, watch))
-    rows_per_s = {merges: [each["rows_per_s"] for each in found[merges]] for merges in found}
+            by_merging[merges].append(_run(spark, asked, merges, watch))
+    rows_per_s = {merges: [each["rows_per_s"] for each in by_merging[merges]] for merges in by_merging}
     pairs = zip(rows_per_s[True], rows_per_s[False], strict=True)
     size = asked.size
     return {
@@ -85,8 +85,8 @@ def _line(spark: SparkSession, asked: HotKey, runs: int, watch: Watch) -> dict[s
         "merged_rows_per_s": spread(rows_per_s[True]),
         "rows_per_s": spread(rows_per_s[False]),
         "ratio": spread([merged / plain for merged, plain in pairs]),
-        "applied_share": spread([each["applied_share"] for each in found[True]]),
-        "wrong_state": sum(each["wrong_state"] for each in (*found[True], *found[False])),
+        "applied_share": spread([each["applied_share"] for each in by_merging[True]]),
+        "wrong_state": sum(each["wrong_state"] for each in (*by_merging[True], *by_merging[False])),
     }
 
 

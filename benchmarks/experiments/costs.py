@@ -1,8 +1,8 @@
-"""What a protocol costs while nothing moves: rows a second, bytes between hosts, memory; with one query at full speed.
+"""What a protocol costs while nothing moves: rows a second, bytes between hosts and memory of one query at full speed.
 
-`no-support`: the same query on hosts that do not check who owns a key (`inside.switched_off`). `at-rest`: with it,
-and nothing moved; this is every protocol but one. `standby`: copies of half of the keys stand on another host. What is sent
-is what the standing request tells; with none, it is nothing if no host has a stream open to another, and that is looked at.
+`no-support`: hosts do not check who owns a key (`inside.switched_off`). `at-rest`: hosts check, and nothing moves; this is
+every protocol but standby. `standby`: copies of half of the keys stand on another host. The bytes sent come from the report of
+the standby request. Without such a request they are 0 if no host has a connection to another host, and the benchmark looks.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class _Copies:
         return self._sent() - self._to_begin_with_bytes
 
     def _sent(self) -> int:
-        told = self._standing.report()
-        return int(told["bytes"]) + int(told["bytes_sent_twice"])
+        report = self._standing.report()
+        return int(report["bytes"]) + int(report["bytes_sent_twice"])
 
 
 def streams_between(hosts: Mapping[str, Mapping[str, Any]]) -> int:

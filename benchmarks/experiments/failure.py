@@ -1,9 +1,9 @@
-"""One host killed under load, measured: a steady part to compare with, SIGKILL, and what rows suffered after it.
+"""One host is killed under load: a steady part to compare with, SIGKILL, and what happened to rows after it.
 
-`storage`: the host is started again and reads its snapshots and changelog; the larger a file of the changelog may grow
-(`segment_bytes`), the more of it there is to replay, which is what a checkpoint interval sets elsewhere. `standby`: copies of
-its keys stand ready on another host. `parallel`: its keys are restored on the two other hosts, half of them each. `backup`: its
-directory is lost with it, and it is started again from the backup that the other host keeps.
+`storage`: the host starts again and reads its snapshots and changelog. The larger a file of the changelog may grow
+(`segment_bytes`), the more there is to replay; other systems set this by the checkpoint interval. `standby`: copies of the
+host's keys stand on another host. `parallel`: the two other hosts restore half of the keys each. `backup`: the host's directory
+is lost with it, and the host starts again from the backup on another host.
 """
 
 from __future__ import annotations
@@ -169,14 +169,14 @@ class _Run:
 
     def _recovered(self) -> dict[str, Any]:
         """By which way it really was: where others cannot take over, the host is started again."""
-        told = [line for line in self._flock.history() if line["event"] == "lost"]
-        taken = [line for line in told if "heirs" in line]
+        losses = [line for line in self._flock.history() if line["event"] == "lost"]
+        taken = [line for line in losses if "heirs" in line]
         by_copies = [heir["by_copies"] for line in taken for heir in line["heirs"].values()]
         return {
             "taken_over": bool(taken),
             "by_copies": bool(by_copies) and all(by_copies),
             "takeover_s": next((line["took_s"] for line in taken), None),
-            "reason": next((line.get("reason") for line in told), None),
+            "reason": next((line.get("reason") for line in losses), None),
             "restored": any(line["event"] == "restored" for line in self._flock.history()),
         }
 
@@ -189,8 +189,8 @@ def owned(keys: pa.ChunkedArray[Any], groups: frozenset[int]) -> Mask:
     encoded = keys.combine_chunks().dictionary_encode()
     group = group_of(keys.type, GROUPS)
     inside = [group(key) in groups for key in encoded.dictionary.to_pylist()]
-    found: Mask = np.array(inside, np.bool_)[encoded.indices.to_numpy()]
-    return found
+    of_groups: Mask = np.array(inside, np.bool_)[encoded.indices.to_numpy()]
+    return of_groups
 
 
 def recovery_s(rows: pa.Table, of_killed: Mask, killed_s: float) -> float | None:

@@ -1,8 +1,8 @@
-"""One migration under load, measured: warm-up, a steady part to compare with, the request, and what rows suffered after it.
+"""One migration under load: warm-up, a steady part to compare with, the request, and what happened to rows after it.
 
-What is computed can be checked (`workloads`), so that the same run also says whether anything was lost, done twice or put out
-of order. What is moved: sideways, so many groups to the last host from all others alike; scale-out, what an even spread gives
-to new hosts.
+The results of the query can be checked (`workloads`), so the same run also says whether a row was lost, doubled or put out of
+order. `sideways` moves groups to the last host, as many from each other host. `scale-out` moves to new hosts what an even
+spread gives them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The same query with something and without it, pair by pair, as fast as it goes: what that something costs.
+"""The same query with a feature and without it, pair by pair, at full speed: what the feature costs.
 
-Other work on the machine makes batches slower and never faster, so a run counts by its quicker batches: their first quartile.
-The rate over the whole run is kept beside it. Which of the two goes first changes from run to run, so that drift hits both.
+Other work on the machine makes batches slower and never faster, so a run is judged by the first quartile of its batch times.
+The rate over the whole run stands beside it. Which of the two goes first changes from run to run, so that drift hits both.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ def compared(
     `without` takes it away as long as it is entered; `options` of the flock bring it.
     """
     spark = session(slots(settings))
-    found: dict[bool, list[Batches]] = {True: [], False: []}
+    batches_of: dict[bool, list[Batches]] = {True: [], False: []}
     try:
         for run in range(runs):
             for there in (True, False) if run % 2 else (False, True):
                 watch.phase(f"{'with' if there else 'without'} {what}, run {run + 1} of {runs}")
                 if there:
-                    found[there].append(_batches(spark, settings, batches, batch_rows, options or {}, watch))
+                    batches_of[there].append(_batches(spark, settings, batches, batch_rows, options or {}, watch))
                 else:
                     with without():
-                        found[there].append(_batches(spark, settings, batches, batch_rows, {}, watch))
+                        batches_of[there].append(_batches(spark, settings, batches, batch_rows, {}, watch))
     finally:
         spark.stop()
     asked = {field: asdict(settings)[field] for field in ASKED} | {"batches": batches, "batch_rows": batch_rows}
-    yield circumstances(name, run_id()) | asked | _figures(found)
+    yield circumstances(name, run_id()) | asked | _figures(batches_of)
 
 
-def _figures(found: dict[bool, list[Batches]]) -> dict[str, Any]:
+def _figures(batches_of: dict[bool, list[Batches]]) -> dict[str, Any]:
     quick, whole = (
-        {there: [rate(run, WARM_UP_BATCHES) for run in found[there]] for there in found}
+        {there: [rate(run, WARM_UP_BATCHES) for run in batches_of[there]] for there in batches_of}
         for rate in (quartile_rate, rate_of)
     )
     ratios, ratios_whole = (

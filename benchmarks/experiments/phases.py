@@ -1,8 +1,8 @@
-"""What the time of a migration went into, phase by phase, from its report. Pure; decides only what a stretch of time is called.
+"""The time of a migration, phase by phase, from its report. Pure; decides only how a stretch of time is named.
 
-A request has phases of its own (waiting in line, stopping queries); while keys move, the origin of each move notes whenever
-something is done, and the time since the note before went into that. Steps of a move may go side by side: then a stretch is
-named after whichever is done first.
+A request has phases of its own (waiting in the queue, stopping queries). While keys move, the origin of each move notes every
+step that it has finished, and the time since the note before belongs to this step. Steps of a move may overlap: then a stretch
+is named after the step that finishes first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is paid while nothing happens: for the support for moving keys (I7), and for backups."""
+"""What a query pays while nothing moves: for the support for moving keys (I7), and for backups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one after another in one Spark session: protocols interleaved, so that what happens to the machine hits all alike."""
+"""Migrations one after another in one Spark session; protocols are interleaved, so that a disturbance hits all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def migrations(settings: Sequence[Settings], runs: int, watch: Watch) -> Iterato
                 assert rate is not None, "given or measured"
                 watch.phase(f"{each.protocol}, run {repeat + 1} of {runs}")
                 figures = migration.measure(spark, replace(each, seed=each.seed + repeat), rate, watch)
-                told = {"repeat": repeat, "rate_rows_per_s": rate, "capacity_rows_per_s": capacity and round(capacity)}
-                yield circumstances("migration", run) | told | figures
+                labels = {
+                    "repeat": repeat,
+                    "rate_rows_per_s": rate,
+                    "capacity_rows_per_s": capacity and round(capacity),
+                }
+                yield circumstances("migration", run) | labels | figures
     finally:
         spark.stop()

@@ -1,7 +1,7 @@
-"""Rows a second when nothing but the query holds them back, beside Spark's own operators on the same rows.
+"""Rows a second at full speed, beside Spark's own operators on the same rows.
 
 Rows are made in the JVM, so that the source costs next to nothing, and thrown away as they leave. The time of a batch is
-Spark's own: planning, work, offset and commit files. With `profile` it is also told where that time goes (`stopwatch`).
+Spark's own: planning, work, offset and commit files. With `profile`, the parts of this time are measured, too (`stopwatch`).
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _ours(spark: SparkSession, settings: ThroughputSettings, directory: Path, wa
             frame = flock.process(rows(spark, settings), "key", processor, initialState=initial, name=NAME)
         batches = timed_batches(frame, "append", settings, directory / "spark", watch)
         watch.phase("checking")
-        found = [(row.key, row.n) for row in flock.state(NAME).select("key", "state.n").collect()]
-    wrong = wrong_keys(found, expected(spark, settings, committed(directory / "spark")))
+        stored = [(row.key, row.n) for row in flock.state(NAME).select("key", "state.n").collect()]
+    wrong = wrong_keys(stored, expected(spark, settings, committed(directory / "spark")))
     costs = {"microseconds_per_row": row_costs(batches, settings.batch_rows, timed)} if timed else {}
     return {**rates(batches, settings.batch_rows), **costs, "wrong_state": wrong}
 

@@ -1,1 +1,1 @@
-"""The figures of docs/benchmarks.md that stand beside Spark's own state, another commit, or a killed host."""
+"""The figures of docs/benchmarks.md: key-count beside Spark's own state and beside another commit, and a killed host."""

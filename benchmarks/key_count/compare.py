@@ -48,8 +48,8 @@ def compare(base: str, pairs: int, batches: int) -> None:
         for pair in range(pairs):
             sides = {"base": tree, "here": ROOT}
             order = list(sides) if pair % 2 == 0 else list(reversed(sides))
-            found = {side: run_side(sides[side], batches) for side in order}
-            for before, after in zip(found["base"], found["here"], strict=True):
+            lines = {side: run_side(sides[side], batches) for side in order}
+            for before, after in zip(lines["base"], lines["here"], strict=True):
                 ratio = after["rows_per_second"] / before["rows_per_second"]
                 ratios.setdefault((before["way"], before["batch_rows"]), []).append(ratio)
                 line = {"base": base, "pair": pair, "before": before, "after": after, "ratio": ratio}

@@ -1,8 +1,8 @@
 """Apache Flink: keys that count, and the two ways in which a running job gets another parallelism.
 
-savepoint: stop with a savepoint in Flink's own format, start again from it with the other parallelism. adaptive: the adaptive
-scheduler is given other bounds; it restarts the job in place from a checkpoint, which is asked for at once, since it would
-otherwise wait for the next. Both are asked for over REST, and the cluster stays up.
+savepoint: stop with a savepoint in Flink's own format, start from it with the other parallelism. adaptive: the adaptive
+scheduler gets other bounds and restarts the job in place from a checkpoint; the benchmark requests this checkpoint at once,
+because the scheduler would wait for the next one. Both requests go over REST, and the cluster stays up.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class _Job:
         records = sink_log.read(self._logs)
         looks = records[records["number"] >= self._settings.rows]
         # A look that came again says the same or is wrong: each key is taken once, with all it said.
-        told = set(zip(looks["key"].tolist(), looks["count"].tolist(), looks["digest"].tolist(), strict=True))
-        found = [(key, (count, digest)) for key, count, digest in told]
+        states = set(zip(looks["key"].tolist(), looks["count"].tolist(), looks["digest"].tolist(), strict=True))
+        stored = [(key, (count, digest)) for key, count, digest in states]
         expected = {key: (int(load.by_key[key]), zlib.crc32(data)) for key, data in ballasts(self._settings)}
-        return wrong_keys(found, expected)
+        return wrong_keys(stored, expected)
 
     # -- the two ways ------------------------------------------------------------------------------------------------
 

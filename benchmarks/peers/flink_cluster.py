@@ -131,9 +131,9 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 def _free_ports(count: int) -> list[int]:
     """Held all at once, or the same one could be given twice."""
-    held = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
     try:
-        return [each.getsockname()[1] for each in held]
+        return [each.getsockname()[1] for each in sockets]
     finally:
-        for each in held:
+        for each in sockets:
             each.close()

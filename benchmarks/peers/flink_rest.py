@@ -1,4 +1,4 @@
-"""What is asked of a Flink cluster, over its REST interface. Knows the paths and the forms, and decides nothing."""
+"""Requests to a Flink cluster over its REST interface. Knows the paths and the forms, and decides nothing."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ def with_parallelism(requirements: Reply, job: Reply, vertex: str, parallelism: 
     """The job's resource requirements with another bound for the named operator; all others keep theirs."""
     changed = {each["id"] for each in job["vertices"] if each["name"] == vertex}
     bounds = {"parallelism": {"lowerBound": 1, "upperBound": parallelism}}
-    return {id_: bounds if id_ in changed else kept for id_, kept in requirements.items()}
+    return {id_: bounds if id_ in changed else unchanged for id_, unchanged in requirements.items()}

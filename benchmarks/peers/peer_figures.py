@@ -1,7 +1,7 @@
-"""A peer's outputs turned into the line of figures that our own runs give, by the same functions. Pure: arrays in, figures out.
+"""A peer's outputs turned into the figures that our own runs give, by the same functions. Pure: arrays in, figures out.
 
-Sinks of the peers take an output again when work is done again, so the first arrival of an answer is what its row waited for;
-arrivals after it are counted apart, and so is what rows would have suffered had they waited for the last one.
+A peer that repeats work repeats its outputs, so a row waits for the first arrival of its answer. Later arrivals are counted
+apart, and so is what rows would have suffered if they had waited for the last arrival.
 """
 
 from __future__ import annotations

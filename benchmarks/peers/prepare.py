@@ -54,10 +54,10 @@ def jar(system: str) -> Path:
 
 def flink_home() -> Path:
     """The folder inside Flink's packages with its scripts and jars."""
-    found = sorted((HOME / "flink").absolute().glob("lib/python3.*/site-packages/pyflink"))
-    if not found:
+    installed = sorted((HOME / "flink").absolute().glob("lib/python3.*/site-packages/pyflink"))
+    if not installed:
         raise DefinitionError("Flink is not installed", todo="Run `make peers` first")
-    return found[-1]
+    return installed[-1]
 
 
 def version(system: str) -> str:
@@ -72,9 +72,9 @@ def version(system: str) -> str:
 
 def java_home() -> Path:
     """Of the Java that `java` starts, or the one that JAVA_HOME names."""
-    told = os.environ.get("JAVA_HOME")
-    if told:
-        return Path(told)
+    given = os.environ.get("JAVA_HOME")
+    if given:
+        return Path(given)
     java = shutil.which("java")
     if java is None:
         raise DefinitionError("no Java found, in JAVA_HOME or on PATH", todo="Install one, or set JAVA_HOME")
@@ -83,13 +83,13 @@ def java_home() -> Path:
 
 def javac() -> Path:
     beside = java_home() / "bin" / "javac"
-    found = str(beside) if beside.exists() else shutil.which("javac")
-    if found is None:
+    compiler = str(beside) if beside.exists() else shutil.which("javac")
+    if compiler is None:
         raise DefinitionError(
             f"no Java compiler in {java_home()} or on PATH: a runtime alone is not enough here",
             todo="Install a JDK (on Debian and Ubuntu: apt-get install openjdk-17-jdk-headless), or set JAVA_HOME to one",
         )
-    return Path(found)
+    return Path(compiler)
 
 
 def _classpath(system: str) -> str:

@@ -1,8 +1,8 @@
 """One run of Spark's own state, in this process: keys that count, by SQL aggregation or by transformWithStateInPandas.
 
-Another parallelism is had as Spark offers it: stop the query, repartition its state in the checkpoint, start it again.
-RocksDB holds the state, with changelog checkpoints. Rows are stamped as they leave the operator and kept as our own runs
-keep them (`godwit.testing.open_loop`); unlike there a batch that comes again is kept too, since it may be cut in another way.
+The parallelism changes as Spark offers it: stop the query, repartition its state in the checkpoint, start the query again.
+State is in RocksDB, with changelog checkpoints. Rows are stamped as they leave the operator, as in our own runs
+(`godwit.testing.open_loop`). A batch that comes again is stored as well, since it may be cut in another way.
 """
 
 from __future__ import annotations

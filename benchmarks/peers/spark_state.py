@@ -1,7 +1,7 @@
 """Spark's own state, in a process of its own: the run needs a session with other settings than ours, and must leave nothing.
 
-Here is the side that starts the process and listens; `spark_query` is what runs there. The process writes one JSON object a
-line: how far it is, and at last its figures.
+This module starts the process and reads from it; `spark_query` runs there. The process writes one JSON object a line: first its
+progress, at last its figures.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def measure(settings: PeerSettings, watch: Watch) -> dict[str, Any]:
         command = [sys.executable, "-m", MODULE, json.dumps(asdict(settings)), directory]
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(prepare.java_home())}
         with (
-            errors.open("wb") as said,
+            errors.open("wb") as error_file,
             subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
+                command, env=environment, stdout=subprocess.PIPE, stderr=error_file, text=True, start_new_session=True
             ) as process,
         ):
             try:
@@ -57,13 +57,13 @@ def _listen(process: subprocess.Popen[str], watch: Watch) -> dict[str, Any] | No
     """Until the figures come, or the process ends without."""
     assert process.stdout is not None
     for line in process.stdout:
-        figures = told(line, watch)
+        figures = figures_in(line, watch)
         if figures is not None:
             return figures
     return None
 
 
-def told(line: str, watch: Watch) -> dict[str, Any] | None:
+def figures_in(line: str, watch: Watch) -> dict[str, Any] | None:
     """The figures, if it is the line with them; progress goes to the watch, what others write there is passed over."""
     try:
         message = json.loads(line)

@@ -1,4 +1,4 @@
-"""The experiments: what each shows, and which figures it is told with. Nothing here is computed."""
+"""The experiments: the question of each, and the figures that answer it. Nothing here is computed."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from benchmarks.plots.figures import median_and_range
 NONE: Final = "–"
 
 
-def spread_cell(found: Spread | None, name: str, wrong: bool = False) -> Cell:
-    if found is None:
+def spread_cell(value: Spread | None, name: str, wrong: bool = False) -> Cell:
+    if value is None:
         return Cell(NONE, wrong)
-    middle, around = median_and_range(found, name)
+    middle, around = median_and_range(value, name)
     return Cell(middle, wrong, around)

@@ -53,7 +53,7 @@ def span_title(name: str, first: float, last: float) -> str:
 @dataclass(frozen=True, slots=True)
 class Bar:
     look: Look
-    found: Spread | None
+    value: Spread | None
     text: str
 
 
@@ -61,7 +61,7 @@ def bars(heading: str, unit: str, rows: Sequence[Bar]) -> str:
     """Medians, logarithmic, with a whisker from the least to the greatest run."""
     top = 24.0
     bottom = top + ROW * len(rows)
-    values = [value for row in rows if row.found for value in (row.found.least, row.found.median, row.found.most)]
+    values = [value for row in rows if row.value for value in (row.value.least, row.value.median, row.value.most)]
     x = Scale.around(values, NAMES, 282.0, log=True)
     parts = [svg.text(0, 13, heading, "head"), svg.bottom_axis(x, top, bottom, f"{unit}, logarithmic")]
     for index, row in enumerate(rows):
@@ -71,15 +71,15 @@ def bars(heading: str, unit: str, rows: Sequence[Bar]) -> str:
 
 def _bar(row: Bar, x: Scale, y: float) -> Iterator[str]:
     yield row.look.name(y)
-    if row.found is None:
+    if row.value is None:
         yield svg.text(NAMES + 4, y + 4, row.text, "missing")
         return
-    low, mid, high = (x(value) for value in (row.found.least, row.found.median, row.found.most))
+    low, mid, high = (x(value) for value in (row.value.least, row.value.median, row.value.most))
     yield svg.rect(x.start, y - 6, mid, y + 6, f"bar {row.look.class_}", svg.title(f"{row.look.label}: {row.text}"))
     if high > low:
         yield svg.line(low, y, high, y, "whisker") + svg.line(low, y - 3, low, y + 3, "whisker")
         yield svg.line(high, y - 3, high, y + 3, "whisker")
-    yield svg.text(max(high, mid) + 5, y + 4, number(row.found.median), "value")
+    yield svg.text(max(high, mid) + 5, y + 4, number(row.value.median), "value")
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
@@ -106,7 +106,9 @@ def sweep(
     """A line a way through the medians, a band from the least to the greatest run."""
     top, bottom = 40.0, 190.0
     ats = [at for at, _ in ticks]
-    values = [value for line in lines for _, found in line.points for value in (found.least, found.median, found.most)]
+    values = [
+        value for line in lines for _, spread in line.points for value in (spread.least, spread.median, spread.most)
+    ]
     values += [value for _, value in paper.points] + list(paper.band or ()) if paper else []
     # A sweep over decades needs a logarithmic scale; a whole factor of 20 is where a linear one loses the low end.
     x = Scale(min(ats), max(*ats, min(ats) + 1e-9), LEFT + 16, RIGHT - 12)
@@ -126,15 +128,19 @@ def sweep(
 
 
 def _line(line: Line, x: Scale, y: Scale) -> Iterator[str]:
-    known = [(at, found) for at, found in line.points if math.isfinite(found.median)]
-    edge = [(x(at), y(found.most)) for at, found in known] + [(x(at), y(found.least)) for at, found in reversed(known)]
+    known = [(at, spread) for at, spread in line.points if math.isfinite(spread.median)]
+    edge = [(x(at), y(spread.most)) for at, spread in known] + [
+        (x(at), y(spread.least)) for at, spread in reversed(known)
+    ]
     if len(known) > 1:
         corners = " ".join(f"{svg.place(across)},{svg.place(up)}" for across, up in edge)
         yield svg.tag("polygon", points=corners, class_=f"band {line.look.class_}")
-    yield svg.path([(x(at), y(found.median)) for at, found in known], f"line {line.look.class_}")
-    for at, found in known:
-        told = f"{line.look.label}: {number(found.median)} ({number(found.least)}-{number(found.most)}) at {number(at)}"
-        yield svg.mark(x(at), y(found.median), line.look.mark, f"mark {line.look.class_}", svg.title(told))
+    yield svg.path([(x(at), y(spread.median)) for at, spread in known], f"line {line.look.class_}")
+    for at, spread in known:
+        title = (
+            f"{line.look.label}: {number(spread.median)} ({number(spread.least)}-{number(spread.most)}) at {number(at)}"
+        )
+        yield svg.mark(x(at), y(spread.median), line.look.mark, f"mark {line.look.class_}", svg.title(title))
 
 
 def _published(paper: Paper, x: Scale, y: Scale) -> Iterator[str]:
@@ -182,8 +188,8 @@ def stacked(
         drawn.append(look.name(y))
         done = 0.0
         for name, value in parts.items():
-            told = svg.title(f"{name}: {number(value)} {unit}")
-            drawn.append(svg.rect(x(done), y - 6, x(done + value), y + 6, f"phase {classes[name]}", told))
+            title = svg.title(f"{name}: {number(value)} {unit}")
+            drawn.append(svg.rect(x(done), y - 6, x(done + value), y + 6, f"phase {classes[name]}", title))
             done += value
         drawn.append(svg.text(x(done) + 5, y + 4, number(done), "value"))
     return svg.picture(bottom + 32, heading, drawn)
@@ -217,14 +223,14 @@ def _beside(row: Beside, x: Scale, y: float) -> Iterator[str]:
     if row.published is not None:
         low, high = row.published
         if low == high:
-            told = svg.title(f"{row.look.label}, published: {number(low)} %")
-            yield svg.mark(x(low), y, 2, "paper-mark", told, radius=4)
+            title = svg.title(f"{row.look.label}, published: {number(low)} %")
+            yield svg.mark(x(low), y, 2, "paper-mark", title, radius=4)
         else:
-            told = svg.title(f"{row.look.label}, published: {number(low)}-{number(high)} %")
-            yield svg.rect(x(low), y - 5, x(high), y + 5, "paper-band", told)
+            title = svg.title(f"{row.look.label}, published: {number(low)}-{number(high)} %")
+            yield svg.rect(x(low), y - 5, x(high), y + 5, "paper-band", title)
     if row.ours is not None:
-        told = svg.title(f"{row.look.label}, ours: {number(row.ours)} %")
-        yield svg.mark(x(row.ours), y, row.look.mark, f"mark {row.look.class_}", told, radius=4)
+        title = svg.title(f"{row.look.label}, ours: {number(row.ours)} %")
+        yield svg.mark(x(row.ours), y, row.look.mark, f"mark {row.look.class_}", title, radius=4)
 
 
 def legend(looks: Sequence[Look]) -> str:

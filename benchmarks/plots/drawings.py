@@ -13,7 +13,7 @@ from benchmarks.plots.captions import JITTER
 from benchmarks.plots.cells import spread_cell
 from benchmarks.plots.charts import Bar, Line, Look, Paper
 from benchmarks.plots.evaluation import Evaluation, Panel, Run, Spread, median_run, over
-from benchmarks.plots.figures import MISSING, figure, number, point, swept, told
+from benchmarks.plots.figures import MISSING, figure, number, point, swept, value_text
 from benchmarks.plots.groups import Group
 from benchmarks.plots.timelines import Window, timeline
 
@@ -70,25 +70,25 @@ def bars(groups: Sequence[Group], names: Sequence[str]) -> Iterator[Block]:
     drawn = []
     for name in names:
         rows = [_bar(group, name) for group in groups]
-        if any(row.found for row in rows):
+        if any(row.value for row in rows):
             drawn.append(charts.bars(figure(name).heading, figure(name).unit, rows))
     if drawn:
         yield Pictures(drawn, caption="Medians; whiskers are from the least to the greatest run.")
 
 
 def _bar(group: Group, name: str) -> Bar:
-    found, per = over(group.runs, name), figure(name).per
-    if found is None:
+    value, per = over(group.runs, name), figure(name).per
+    if value is None:
         return Bar(group.look, None, MISSING)
-    if math.isinf(found.median):
-        return Bar(group.look, None, number(found.median))
-    return Bar(group.look, scaled(found, per), told(found, name))
+    if math.isinf(value.median):
+        return Bar(group.look, None, number(value.median))
+    return Bar(group.look, scaled(value, per), value_text(value, name))
 
 
-def scaled(found: Spread, per: float) -> Spread:
+def scaled(value: Spread, per: float) -> Spread:
     """In units of the figure; what is beyond all bounds ends at the median, so that a whisker stays on the page."""
-    most = found.most if math.isfinite(found.most) else found.median
-    return Spread(found.median / per, found.least / per, most / per, found.runs)
+    most = value.most if math.isfinite(value.most) else value.median
+    return Spread(value.median / per, value.least / per, most / per, value.runs)
 
 
 def sweeps(panel: Panel, groups: Sequence[Group], names: Sequence[str]) -> Pictures:
@@ -106,8 +106,8 @@ def sweeps(panel: Panel, groups: Sequence[Group], names: Sequence[str]) -> Pictu
 
 
 def _line(group: Group, points: Sequence[float], name: str) -> Line:
-    found = [(at, over(group.at(at), name)) for at in points]
-    return Line(group.look, [(at, scaled(each, figure(name).per)) for at, each in found if each is not None])
+    points_of_group = [(at, over(group.at(at), name)) for at in points]
+    return Line(group.look, [(at, scaled(each, figure(name).per)) for at, each in points_of_group if each is not None])
 
 
 def _paper(parameter: str) -> Paper | None:
@@ -134,7 +134,7 @@ def phases(groups: Sequence[Group], classes: Classes) -> Iterator[Block]:
 
 def row_costs(panel: Panel, groups: Sequence[Group], classes: Classes) -> Iterator[Block]:
     """Where the microseconds of a row go, for each way and point that was profiled."""
-    found = []
+    groups_with_parts = []
     for group in groups:
         for at in panel.places:
             runs = group.runs if at is None else group.at(at)
@@ -142,14 +142,15 @@ def row_costs(panel: Panel, groups: Sequence[Group], classes: Classes) -> Iterat
             known = {name: each for name, each in costs.items() if each is not None}
             if known:
                 suffix = "" if at is None else f" {point(panel.swept, at)}"
-                found.append((Look(group.look.label + suffix, group.look.class_, group.look.mark, group.wrong), known))
-    if not found:
+                look = Look(group.look.label + suffix, group.look.class_, group.look.mark, group.wrong)
+                groups_with_parts.append((look, known))
+    if not groups_with_parts:
         return
-    rows = [(look, {name: each.median for name, each in known.items()}) for look, known in found]
+    rows = [(look, {name: each.median for name, each in known.items()}) for look, known in groups_with_parts]
     legend = charts.legend([Look(name, f"{classes.costs[name]} phase", 1) for name in classes.costs])
     yield Pictures([charts.stacked("cost of a row", "µs", rows, classes.costs)], legend)
     cells = [
         [Cell(look.label, look.wrong), *(spread_cell(known.get(name), COST, look.wrong) for name in classes.costs)]
-        for look, known in found
+        for look, known in groups_with_parts
     ]
     yield Table(["µs a row", *classes.costs], cells)

@@ -52,8 +52,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        found = spread(list(values))
-        return None if found is None else cls(found["median"], found["min"], found["max"], int(found["runs"]))
+        whole = spread(list(values))
+        if whole is None:
+            return None
+        return cls(whole["median"], whole["min"], whole["max"], int(whole["runs"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ class Run:
     @property
     def fault(self) -> str:
         """Why its figures are not to be trusted, in words; empty if they are."""
-        told = [f"{count:,} {name.replace('_', ' ')}" for name, count in (self.wrong or {}).items()]
+        counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in (self.wrong or {}).items()]
         outcome = self.text("outcome")
-        return ", ".join([*told, *([f"ended as {outcome}"] if outcome not in ("", "done") else [])])
+        return ", ".join([*counts, *([f"ended as {outcome}"] if outcome not in ("", "done") else [])])
 
     @property
     def sustained(self) -> bool:
@@ -127,7 +129,7 @@ class Run:
         """A figure that is itself a table of numbers by name."""
         value = self.line.get(name)
         pairs = value.items() if isinstance(value, Mapping) else ()
-        return {str(part): number for part, told in pairs if (number := _number(told)) is not None}
+        return {str(part): number for part, value in pairs if (number := _number(value)) is not None}
 
     def spans(self, gap_s: float = 0.0) -> list[tuple[str, float, float]]:
         """Phases with their first and last second after the request; those of one name that overlap, or nearly, are one."""
@@ -140,8 +142,8 @@ class Run:
         return sorted(merged, key=lambda span: (span[1], span[2], span[0]))
 
     def _phases(self) -> Iterator[tuple[str, float, float]]:
-        for name, *told in self.line.get("spans") or ():
-            times = [time for value in told if (time := _number(value)) is not None]
+        for name, *given in self.line.get("spans") or ():
+            times = [time for value in given if (time := _number(value)) is not None]
             if len(times) == 2:  # one that never ended has no length
                 yield str(name), times[0], times[1]
 
@@ -208,7 +210,7 @@ class Evaluation:
             for swept, workload, trigger in sorted(groups)
         ]
 
-    def told(self, name: str) -> list[str]:
+    def values_of(self, name: str) -> list[str]:
         """All values of a text, once each."""
         return sorted({run.text(name) for run in self.runs if run.text(name)})
 
@@ -220,8 +222,8 @@ def read(lines: Iterable[str]) -> Evaluation:
         newest[_series(run)] = max(newest.get(_series(run), ""), run.text("run"))
     current = [run for run in runs if run.text("run") == newest[_series(run)]]
     once = {_identity(run): run for run in current}
-    kept = sorted(once.values(), key=_place)
-    return Evaluation(kept, [run for run in runs if run.text("run") != newest[_series(run)]])
+    latest = sorted(once.values(), key=_place)
+    return Evaluation(latest, [run for run in runs if run.text("run") != newest[_series(run)]])
 
 
 def _parsed(lines: Iterable[str]) -> Iterator[Run]:

@@ -89,17 +89,17 @@ def _digits(values: Sequence[float]) -> int:
     return 2 if size >= 0.01 or size == 0 else 1 - math.floor(math.log10(size))
 
 
-def told(found: Spread | None, name: str) -> str:
+def value_text(spread: Spread | None, name: str) -> str:
     """The median, and the least and the greatest beside it where runs differ."""
-    if found is None:
+    if spread is None:
         return MISSING
-    middle, around = median_and_range(found, name)
+    middle, around = median_and_range(spread, name)
     return f"{middle} ({around})" if around else middle
 
 
-def median_and_range(found: Spread, name: str) -> tuple[str, str]:
+def median_and_range(spread: Spread, name: str) -> tuple[str, str]:
     """The second is empty where runs do not differ."""
-    values = [value / figure(name).per for value in (found.median, found.least, found.most)]
+    values = [value / figure(name).per for value in (spread.median, spread.least, spread.most)]
     mid, low, high = (_written(value, _digits(values)) for value in values)
     return mid, "" if low == high else f"{low}-{high}"
 

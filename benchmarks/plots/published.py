@@ -58,7 +58,7 @@ class Sweep:
     values: list[float]
     between: list[float]
 
-    def told(self) -> str:
+    def text(self) -> str:
         if self.values:
             return ", ".join(f"{value:g}" for value in self.values) + " ms"
         return f"{self.between[0]:g}-{self.between[1]:g} ms throughout"
@@ -66,19 +66,19 @@ class Sweep:
 
 @cache
 def papers() -> dict[str, Paper]:
-    return {name: Paper(name, told["title"], told["link"]) for name, told in _data()["papers"].items()}
+    return {name: Paper(name, entry["title"], entry["link"]) for name, entry in _data()["papers"].items()}
 
 
 @cache
 def comparison() -> Comparison:
-    told = _data()["comparison"]
-    rows = [Row(row["name"], row["way"], _by_workload(told["workloads"], row["figures"])) for row in told["rows"]]
-    return Comparison(told["paper"], told["setting"], told["workloads"], told["baseline"], rows)
+    entry = _data()["comparison"]
+    rows = [Row(row["name"], row["way"], _by_workload(entry["workloads"], row["figures"])) for row in entry["rows"]]
+    return Comparison(entry["paper"], entry["setting"], entry["workloads"], entry["baseline"], rows)
 
 
 def sweep(swept: str) -> Sweep | None:
-    found = next((told for told in _data()["sweeps"] if told["swept"] == swept), None)
-    return None if found is None else Sweep(**{"values": [], "between": [], **found})
+    entry = next((each for each in _data()["sweeps"] if each["swept"] == swept), None)
+    return None if entry is None else Sweep(**{"values": [], "between": [], **entry})
 
 
 def after(experiment: str) -> str:
@@ -88,7 +88,7 @@ def after(experiment: str) -> str:
 
 def remarks(experiment: str) -> list[tuple[str, str]]:
     """(paper, what it says) of figures that fit in no table."""
-    return [(told["paper"], told["text"]) for told in _data()["remarks"] if told["experiment"] == experiment]
+    return [(entry["paper"], entry["text"]) for entry in _data()["remarks"] if entry["experiment"] == experiment]
 
 
 def _by_workload(workloads: list[str], pairs: list[list[float]]) -> dict[str, dict[str, float]]:

@@ -17,14 +17,14 @@ CHARACTER: Final = 6.2  # width of a letter of 11 px, on the safe side
 ZERO_GAP: Final = 20.0  # on a logarithmic scale 0 has a place of its own, so far below the least value
 
 
-def tag(name: str, *children: str, **attributes: str | float | None) -> str:
+def tag(name: str, *children: str, **given: str | float | None) -> str:
     """An element; `class_` for class, `stroke_width` for stroke-width; None leaves an attribute out."""
-    told = "".join(
+    attributes = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(place(value) if isinstance(value, int | float) else value)}"'
-        for key, value in attributes.items()
+        for key, value in given.items()
         if value is not None
     )
-    return f"<{name}{told}>{''.join(children)}</{name}>" if children else f"<{name}{told}/>"
+    return f"<{name}{attributes}>{''.join(children)}</{name}>" if children else f"<{name}{attributes}/>"
 
 
 def place(value: float) -> str:
@@ -148,18 +148,18 @@ def short(value: float) -> str:
 
 def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Labels along a line that leave each other room: those that would overlap the one before are left out."""
-    kept: list[tuple[float, str]] = []
+    labels: list[tuple[float, str]] = []
     for x, words in sorted(places):
         half = (len(words) + 1) * CHARACTER / 2
-        if not kept or x - half >= kept[-1][0] + (len(kept[-1][1]) + 1) * CHARACTER / 2:
-            kept.append((x, words))
-    return kept
+        if not labels or x - half >= labels[-1][0] + (len(labels[-1][1]) + 1) * CHARACTER / 2:
+            labels.append((x, words))
+    return labels
 
 
 def bottom_axis(scale: Scale, top: float, bottom: float, label: str, ticks: Sequence[tuple[float, str]] = ()) -> str:
     """Grid lines upward, numbers and a label below; the ticks are the scale's unless given."""
-    told = ticks or [(tick, short(tick)) for tick in scale.ticks()]
-    placed = [(scale(value), words) for value, words in told]
+    labels = ticks or [(tick, short(tick)) for tick in scale.ticks()]
+    placed = [(scale(value), words) for value, words in labels]
     grid = [line(x, top, x, bottom, "grid") for x, _ in placed]
     words = [text(x, bottom + 13, words, "tick", "middle") for x, words in spaced(placed)]
     middle = (scale.start + scale.end) / 2

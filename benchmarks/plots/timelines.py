@@ -31,15 +31,15 @@ class Window:
 
 
 def _ends(run: Run) -> Iterator[float]:
-    told = [run.figure(name) for name in ("stabilise_s", "reconfiguration_s", "recovery_s")]
-    yield from (value for value in told if value is not None and math.isfinite(value))
+    values = [run.figure(name) for name in ("stabilise_s", "reconfiguration_s", "recovery_s")]
+    yield from (value for value in values if value is not None and math.isfinite(value))
     yield from (last for _, _, last in run.spans())
 
 
 def _points(run: Run, name: str) -> list[tuple[float, float | None]]:
-    told = run.line.get("timeline") or {}
-    first, step = float(told.get("from_s", 0.0)), float(told.get("step_ms", 100)) / 1000
-    return [(first + index * step, value) for index, value in enumerate(told.get(name) or ())]
+    entry = run.line.get("timeline") or {}
+    first, step = float(entry.get("from_s", 0.0)), float(entry.get("step_ms", 100)) / 1000
+    return [(first + index * step, value) for index, value in enumerate(entry.get(name) or ())]
 
 
 def timeline(run: Run, look: Look, window: Window, phases: Mapping[str, str]) -> str:

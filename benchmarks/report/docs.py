@@ -128,10 +128,10 @@ def _values(rows: list[dict[str, Any]], field: str) -> list[float | None]:
 
 
 def _cell(values: list[float | None], digits: int, per: float) -> str:
-    found = spread_of(values)
-    if found is None:
+    over_runs = spread_of(values)
+    if over_runs is None:
         return "none"
-    low, mid, high = (f"{found[name] / per:,.{digits}f}" for name in ("min", "median", "max"))
+    low, mid, high = (f"{over_runs[name] / per:,.{digits}f}" for name in ("min", "median", "max"))
     return mid if low == high else f"{mid} ({low}-{high})"
 
 
@@ -190,12 +190,12 @@ def sweep_lines(rows: list[dict[str, Any]], heading: str) -> list[str]:
         mine = [row for row in rows if row["at"] == at]
         cells = [_cell(_values(mine, field), digits, 1) for field, digits in SWEPT_FIELDS.items()]
         lines.append(f"| {at:,.0f} | {' | '.join(cells)} |")
-        found = spread_of(_values(mine, "stall_max_ms"))
-        peaks += [found["median"]] if found and found["median"] else []
+        over_runs = spread_of(_values(mine, "stall_max_ms"))
+        peaks += [over_runs["median"]] if over_runs and over_runs["median"] else []
     ratio = max(peaks) / min(peaks) if len(peaks) > 1 else None
-    told = "rows waited at too few of the values to say" if ratio is None else f"{ratio:.1f} times"
+    measured = "rows waited at too few of the values to say" if ratio is None else f"{ratio:.1f} times"
     word = _word(None if ratio is None else ratio < FLAT)
-    return [*lines, "", f"- {word}: stall (max) changes by less than {FLAT:g} times: {told}"]
+    return [*lines, "", f"- {word}: stall (max) changes by less than {FLAT:g} times: {measured}"]
 
 
 SWEPT_FIELDS = {"stall_p99_ms": 1, "stall_max_ms": 1, "disruption_ms": 0, "reconfiguration_s": 2}
@@ -248,16 +248,16 @@ def readme() -> str:
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
     cores = newest("throughput")[0]["machine"]["cores"]
-    found = evaluated()
+    results = evaluated()
     evaluation = [
         f"From the [evaluation](docs/evaluation.md), on {cores} cores ([page](docs/evaluation.html)):",
         "",
-        *(f"- {line}" for line in headline(found)),
+        *(f"- {line}" for line in headline(results)),
         "",
     ]
     block = "\n".join(
         [
-            *(evaluation if found.runs else []),
+            *(evaluation if results.runs else []),
             f"Key-count on {cores} cores, all in one run ([all figures](docs/benchmarks.md)):",
             "",
             *ratios(),
@@ -268,8 +268,8 @@ def readme() -> str:
 
 @cache
 def evaluated() -> Evaluation:
-    kept = RESULTS / "evaluation.jsonl"
-    return read(kept.read_text().splitlines() if kept.exists() else [])
+    results = RESULTS / "evaluation.jsonl"
+    return read(results.read_text().splitlines() if results.exists() else [])
 
 
 def evaluation() -> str:
@@ -286,16 +286,16 @@ def stale() -> dict[Path, str]:
         "docs/evaluation.md": evaluation(),
         "docs/evaluation.html": html(evaluated()),
     }
-    found = {ROOT / name: text for name, text in wanted.items()}
-    return {path: text for path, text in found.items() if not path.exists() or path.read_text() != text}
+    texts = {ROOT / name: text for name, text in wanted.items()}
+    return {path: text for path, text in texts.items() if not path.exists() or path.read_text() != text}
 
 
 def write(check: bool) -> int:
     """The exit code: 1 if a file is out of date and was only looked at."""
-    found = stale()
-    for path, text in found.items():
+    out_of_date = stale()
+    for path, text in out_of_date.items():
         if not check:
             path.write_text(text)
-    names = ", ".join(path.name for path in found)
+    names = ", ".join(path.name for path in out_of_date)
     print(f"{'out of date' if check else 'written'}: {names or 'nothing'}")
-    return int(check and bool(found))
+    return int(check and bool(out_of_date))

@@ -65,10 +65,10 @@ def _relief() -> list[str]:
 
 
 def _span(rows: list[Row], name: str) -> str:
-    found = sorted(row[name] for row in rows if row[name] is not None)
-    if not found:
+    values = sorted(row[name] for row in rows if row[name] is not None)
+    if not values:
         return "-"
-    return f"{found[0]:.1f}" if len(found) == 1 else f"{median(found):.1f} ({found[0]:.1f}-{found[-1]:.1f})"
+    return f"{values[0]:.1f}" if len(values) == 1 else f"{median(values):.1f} ({values[0]:.1f}-{values[-1]:.1f})"
 
 
 def _day() -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.plots.captions import JITTER
 from benchmarks.plots.evaluation import Evaluation, Panel, Run, Way, over
-from benchmarks.plots.figures import MISSING, figure, number, told
+from benchmarks.plots.figures import MISSING, figure, number, value_text
 from benchmarks.report.comparison import our_share
 from benchmarks.report.summary import exact_words
 
@@ -65,8 +65,8 @@ def _rows(evaluation: Evaluation) -> Iterator[str]:
     for panel in evaluation.panels("E6"):
         for way in panel.ways:
             for at in panel.places:
-                found = over(panel.of(way, at), "rows_per_s")
-                best[way] = max(best.get(way, 0.0), found.median if found else 0.0)
+                rate = over(panel.of(way, at), "rows_per_s")
+                best[way] = max(best.get(way, 0.0), rate.median if rate else 0.0)
     if any(best.values()):
         told_of = (f"{way.label} {number(best[way])}" for way in sorted(best, key=lambda way: way.rank) if best[way])
         yield f"throughput at best: {', '.join(told_of)} rows/s"
@@ -81,8 +81,8 @@ def _panel(evaluation: Evaluation) -> Panel | None:
 
 
 def _steady_ms(panel: Panel) -> float:
-    found = over(panel.of(LIVE), "steady_mean_ms")
-    return float("inf") if found is None else found.median
+    latency = over(panel.of(LIVE), "steady_mean_ms")
+    return float("inf") if latency is None else latency.median
 
 
 def _named(panel: Panel) -> str:
@@ -90,12 +90,14 @@ def _named(panel: Panel) -> str:
 
 
 def _median(panel: Panel, way: Way) -> str:
-    return f"{way.label} {told(over(panel.of(way), JITTER), JITTER)}"
+    return f"{way.label} {value_text(over(panel.of(way), JITTER), JITTER)}"
 
 
 def _by_way(runs: list[Run], name: str) -> str:
     ways = sorted({run.way for run in runs}, key=lambda way: way.rank)
-    return ", ".join(f"{way.label} {told(over([run for run in runs if run.way == way], name), name)}" for way in ways)
+    return ", ".join(
+        f"{way.label} {value_text(over([run for run in runs if run.way == way], name), name)}" for way in ways
+    )
 
 
 assert figure(JITTER).unit == "ms", "the lines above say so"

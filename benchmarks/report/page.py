@@ -15,7 +15,7 @@ TITLE: Final = "Godwit: evaluation"
 
 
 def html(evaluation: Evaluation) -> str:
-    found = sections(evaluation)
+    all_sections = sections(evaluation)
     return "\n".join(
         [
             "<!doctype html>",
@@ -25,9 +25,9 @@ def html(evaluation: Evaluation) -> str:
             f"<title>{TITLE}</title>",
             f"<style>{_resource('page.css')}</style></head>",
             "<body>",
-            f"<header><h1>{TITLE}</h1>{_contents(found)}</header>",
+            f"<header><h1>{TITLE}</h1>{_contents(all_sections)}</header>",
             "<main>",
-            *(line for section in found for line in _section(section)),
+            *(line for section in all_sections for line in _section(section)),
             "</main>",
             f"<script>{_resource('page.js')}</script>",
             "</body></html>",
@@ -40,8 +40,8 @@ def _resource(name: str) -> str:
     return files("benchmarks.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _contents(found: Sequence[Section]) -> str:
-    links = (f'<a href="#{escape(section.name)}">{escape(section.title)}</a>' for section in found)
+def _contents(all_sections: Sequence[Section]) -> str:
+    links = (f'<a href="#{escape(section.name)}">{escape(section.title)}</a>' for section in all_sections)
     return f"<nav>{''.join(links)}</nav>"
 
 
@@ -72,11 +72,11 @@ def _pictures(block: Pictures) -> str:
 
 
 def _words(words: Words) -> str:
-    told = escape(words.text)
+    text = escape(words.text)
     if words.link is not None:
         name, address = words.link
-        told += f' (<a href="{escape(address)}">{escape(name)}</a>)' if address else f" ({escape(name)})"
-    return f'<p class="wrong">{told}</p>' if words.wrong else f"<p>{told}</p>"
+        text += f' (<a href="{escape(address)}">{escape(name)}</a>)' if address else f" ({escape(name)})"
+    return f'<p class="wrong">{text}</p>' if words.wrong else f"<p>{text}</p>"
 
 
 def _table(table: Table) -> str:

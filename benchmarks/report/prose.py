@@ -34,11 +34,11 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
 
 
 def _words(words: Words) -> str:
-    told = plain(words.text)
+    text = plain(words.text)
     if words.link is not None:
         name, address = words.link
-        told += f" ([{plain(name)}]({address}))" if address else f" ({plain(name)})"
-    return f"**{told}**" if words.wrong else told
+        text += f" ([{plain(name)}]({address}))" if address else f" ({plain(name)})"
+    return f"**{text}**" if words.wrong else text
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -49,8 +49,8 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _cell(cell: Cell) -> str:
-    told = plain(f"{cell.text} ({cell.around})" if cell.around else cell.text)
-    return f"**{told}**" if cell.wrong else told
+    text = plain(f"{cell.text} ({cell.around})" if cell.around else cell.text)
+    return f"**{text}**" if cell.wrong else text
 
 
 def plain(text: str) -> str:

@@ -57,8 +57,8 @@ def _rank(panel: Panel) -> int:
 
 
 def _remark(paper: str, text: str) -> Words:
-    told = published.papers()[paper]
-    return Words(f"As published, {paper}: {text}.", link=(told.title, told.link) if told.title else None)
+    source = published.papers()[paper]
+    return Words(f"As published, {paper}: {text}.", link=(source.title, source.link) if source.title else None)
 
 
 def _split(panel: Panel, experiment: Experiment) -> Iterator[tuple[str, Panel]]:
@@ -117,7 +117,7 @@ def _swept(panel: Panel, groups: Sequence[Group], experiment: Experiment, there:
     line = published.sweep(panel.swept)
     if line is not None and JITTER in known:
         at = ", ".join(point(panel.swept, value) for value in line.at)
-        yield _remark(line.paper, f"peak jitter of its way ({line.way} here) {line.told()}, at {at}")
+        yield _remark(line.paper, f"peak jitter of its way ({line.way} here) {line.text()}, at {at}")
     missing = [figure(name).heading for name in experiment.drawn if name not in there]
     if missing:
         yield Words(f"{MISSING.capitalize()}: {', '.join(missing)}.")
@@ -169,10 +169,10 @@ def _not_taken_over(group: Group) -> Iterator[Block]:
     stayed = [run for run in group.runs if run.line.get("taken_over") is False]
     if 0 < len(stayed) < len(group.runs):
         reasons = ", ".join(dict.fromkeys(run.text("reason").split("] ")[-1].split(" (host=")[0] for run in stayed))
-        told = (
+        ways = (
             f"in {len(stayed)} of {len(group.runs)} runs nobody took over, and the host was started again from storage"
         )
-        yield Words(f"{group.look.label}: {told} ({reasons}).")
+        yield Words(f"{group.look.label}: {ways} ({reasons}).")
 
 
 def _setting(panel: Panel) -> str:

@@ -15,7 +15,7 @@ from benchmarks.plots.figures import MISSING, number
 def summary(evaluation: Evaluation) -> Section:
     blocks: list[Block] = list(_exact(evaluation.runs))
     blocks += _left_out(evaluation.left_out)
-    rows = [[Cell(name), Cell(told)] for name, told in _circumstances(evaluation)]
+    rows = [[Cell(name), Cell(value)] for name, value in _circumstances(evaluation)]
     blocks += [Table(["", ""], rows)] if rows else []
     return Section("summary", "What was run", blocks)
 
@@ -32,8 +32,8 @@ def exactness(runs: Sequence[Run]) -> Counter[str]:
 def exact_words(runs: Sequence[Run]) -> str:
     """One line: over how many rows, and what was found."""
     counts = exactness(runs)
-    found = ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in EXACTNESS)
-    return f"{counts['rows']:,} rows in {_runs(counts['runs'])}: {found}"
+    wrong = ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in EXACTNESS)
+    return f"{counts['rows']:,} rows in {_runs(counts['runs'])}: {wrong}"
 
 
 def _exact(runs: Sequence[Run]) -> Iterator[Words]:
@@ -69,8 +69,8 @@ def _circumstances(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     runs = evaluation.runs
     if not runs:
         return
-    yield "commit", ", ".join(evaluation.told("commit")) or MISSING
-    yield "date", ", ".join(_date(run) for run in evaluation.told("run")) or MISSING
+    yield "commit", ", ".join(evaluation.values_of("commit")) or MISSING
+    yield "date", ", ".join(_date(run) for run in evaluation.values_of("run")) or MISSING
     yield "machine", "; ".join(dict.fromkeys(_machine(run) for run in runs)) or MISSING
     yield "versions", "; ".join(dict.fromkeys(_versions(run) for run in runs)) or MISSING
     by_experiment = Counter(run.text("experiment") for run in runs)
@@ -88,19 +88,19 @@ def _date(run: str) -> str:
 
 
 def _machine(run: Run) -> str:
-    told = run.line.get("machine") or {}
+    machine = run.line.get("machine") or {}
     named = [
-        (told.get("cores"), "cores"),
-        (told.get("cpu"), ""),
-        (told.get("memory_gb"), "GB"),
-        (told.get("system"), ""),
+        (machine.get("cores"), "cores"),
+        (machine.get("cpu"), ""),
+        (machine.get("memory_gb"), "GB"),
+        (machine.get("system"), ""),
     ]
     return ", ".join(f"{value} {unit}".strip() for value, unit in named if value is not None)
 
 
 def _versions(run: Run) -> str:
-    told = run.line.get("versions") or {}
-    return ", ".join(f"{name} {version}" for name, version in told.items())
+    versions = run.line.get("versions") or {}
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _runs(count: int) -> str:

@@ -35,11 +35,11 @@ def counted(keys: Numbers, counts: Numbers, rows_by_key: Numbers) -> dict[str, i
     }
 
 
-def wrong_keys(found: Sequence[tuple[int, Any]], expected: Mapping[int, Any]) -> int:
+def wrong_keys(stored: Sequence[tuple[int, Any]], expected: Mapping[int, Any]) -> int:
     """Keys whose state differs, is missing, is there though it should not be, or is there more than once."""
     seen: dict[int, Any] = {}
     wrong: set[int] = set()
-    for key, state in found:
+    for key, state in stored:
         if key in seen or expected.get(key) != state:
             wrong.add(key)
         seen[key] = state

@@ -1,13 +1,11 @@
 """A query with Spark's real-time trigger under open-loop load: rows pass a few at a time, so latency is some ten milliseconds.
 
-Decides how rows get in and out. In: Spark's source for tests of this trigger (its other one is Kafka) holds all rows before
-the query starts, and a filter lets each pass when it is due. So the task's own clock makes the load, finer than a thread that
-feeds it, and a query that is started again reads the very same rows. Out: Spark's sink for such tests, which has a row as soon
-as it is written.
+Decides how rows get in and out. In: Spark's memory source for this trigger has all rows before the query starts, and a filter
+lets each row pass when it is due. So the task's own clock makes the load, more exactly than a thread that feeds rows could, and
+a query that is started again reads the same rows. Out: Spark's memory sink, which has a row as soon as the row is written.
 
-A batch lasts until the load has ended: Spark's default is five minutes, and what a boundary costs is not the question here. A
-query that is stopped has committed nothing, so it replays the batch, and rows that had left leave again: the first time counts.
-It must not know what is moved or when.
+A batch lasts as long as the load. A query that is stopped has committed nothing, so it replays the batch, and rows leave again:
+the first time counts. This module must not know what is moved or when.
 """
 
 from __future__ import annotations
@@ -114,8 +112,8 @@ def passing(lines: DataFrame, rows_per_second: int) -> DataFrame:
     )
     due = numbered.withColumn("due_us", sf.expr(f"start + n * 1000000 div {rows_per_second}"))
     park = (sf.lit("java.util.concurrent.locks.LockSupport"), sf.lit("parkUntil"))
-    held = due.where(sf.reflect(*park, sf.expr("(due_us + 999) div 1000")).isNotNull())  # it gives the text "null"
-    return held.select("key", "n", sf.timestamp_micros("due_us").alias("due"))
+    due_rows = due.where(sf.reflect(*park, sf.expr("(due_us + 999) div 1000")).isNotNull())  # it gives the text "null"
+    return due_rows.select("key", "n", sf.timestamp_micros("due_us").alias("due"))
 
 
 # -- out -------------------------------------------------------------------------------------------------------------
@@ -147,8 +145,8 @@ class Received:
 
     def rows(self) -> pa.Table:
         session: Any = self._spark._jsparkSession
-        kept = session.createDataFrame(self._as_java(self.sink.allData()), self.schema)
-        return first_sent(DataFrame(kept, self._spark).toArrow())
+        received = session.createDataFrame(self._as_java(self.sink.allData()), self.schema)
+        return first_sent(DataFrame(received, self._spark).toArrow())
 
 
 def first_sent(rows: pa.Table) -> pa.Table:

@@ -19,9 +19,9 @@ LIBRARIES: Final = ("godwit", "pyspark", "pyarrow", "numpy")
 
 def commit() -> str:
     """What is checked out, with + when the sources differ from it; GODWIT_COMMIT says it where there is no repository."""
-    told = os.environ.get("GODWIT_COMMIT")
-    if told:
-        return told
+    given = os.environ.get("GODWIT_COMMIT")
+    if given:
+        return given
     try:
         head = _git("rev-parse", "--short", "HEAD")
         differs = _git("diff", "--quiet", "HEAD", "--", "src").returncode

@@ -1,7 +1,7 @@
-"""Directories that are there for one run of a benchmark, and go with it.
+"""Directories for one run of a benchmark, removed at its end.
 
-A query that was stopped may go on writing to its checkpoint for a moment, and a directory that is written to cannot be removed.
-That must not end a benchmark that has all its figures.
+A query that was stopped may write to its checkpoint for a moment longer, and then the directory cannot be removed. This must
+not end a benchmark that has all its figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is told how far a benchmark is."""
+"""The progress of a benchmark: what a benchmark reports, and a display receives."""
 
 from __future__ import annotations
 

@@ -84,9 +84,9 @@ class Averages(Computation):
         last = _last(_averages(workload), by_key)
         return {key: (last[key], n, self.digest_of(key)) for key, n in enumerate(by_key.tolist())}
 
-    def found(self, state: DataFrame) -> list[tuple[int, Any]]:
-        kept = state.select("car", "state.average", "state.n", self.digests()).collect()
-        return [(int(row.car[1:]), (row.average, row.n, row.digest)) for row in kept]
+    def stored(self, state: DataFrame) -> list[tuple[int, Any]]:
+        stored = state.select("car", "state.average", "state.n", self.digests()).collect()
+        return [(int(row.car[1:]), (row.average, row.n, row.digest)) for row in stored]
 
 
 def car() -> Column:

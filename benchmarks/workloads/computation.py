@@ -1,7 +1,7 @@
-"""What every workload of the benchmarks has: the options of its rows, a query over them, and a check of all that came out.
+"""What every workload of the benchmarks has: the options of its rows, a query over them, and a check of all its outputs.
 
-The check is made in this process from the workload's definition, without Spark and without hosts: what a run should have given
-is worked out row by row, so it is the same with and without a reconfiguration. It must not know what was moved, or when.
+The check runs in this process from the workload's definition, without Spark and without hosts: it computes row by row what a
+run should have given, so it is the same with and without a reconfiguration. It must not know what was moved, or when.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Computation(ABC):
         All are 0 in a good run: lost, duplicated, out_of_order, wrong_outputs, wrong_state (keys). An output row with a wrong
         value is not the one that should have come: it counts as lost, and as one in excess.
         """
-        wrong = wrong_keys(self.found(state), self.expected(workload, outputs))
+        wrong = wrong_keys(self.stored(state), self.expected(workload, outputs))
         return {**self.judged(workload, outputs), "wrong_state": wrong}
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Computation(ABC):
         """What the state of each key should be; outputs tell no more than when the load began."""
 
     @abstractmethod
-    def found(self, state: DataFrame) -> list[tuple[int, Any]]:
+    def stored(self, state: DataFrame) -> list[tuple[int, Any]]:
         """What it is."""
 
     # -- for those who implement it ----------------------------------------------------------------------------------
@@ -109,12 +109,12 @@ def rows_by_key(workload: Workload) -> Numbers:
 def valued(keys: Numbers, counts: Numbers, right: Mask, expected: Numbers) -> dict[str, int]:
     """As `counted`, where an output row must also be `right`: 0 is a count that no row can have given."""
     order = counted(keys, counts, expected)["out_of_order"]
-    found = counted(keys, np.where(right, counts, 0), expected)
-    return {**found, "out_of_order": order, "wrong_outputs": int((~right).sum())}
+    judged = counted(keys, np.where(right, counts, 0), expected)
+    return {**judged, "out_of_order": order, "wrong_outputs": int((~right).sum())}
 
 
 def numbers_in(texts: pa.ChunkedArray[Any]) -> Numbers:
     """The numbers in texts of a letter and a number."""
     digits: Any = pc.utf8_slice_codeunits(texts, 1)
-    found: Numbers = digits.cast(pa.int64()).to_numpy()
-    return found
+    numbers: Numbers = digits.cast(pa.int64()).to_numpy()
+    return numbers

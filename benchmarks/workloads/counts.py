@@ -27,12 +27,12 @@ class Counts(Computation):
         return workload.end
 
     def judged(self, workload: Workload, outputs: pa.Table) -> dict[str, int]:
-        found = counted(column(outputs, "key"), column(outputs, "count"), rows_by_key(workload))
-        return {**found, "wrong_outputs": 0}  # they have nothing but the count
+        judged = counted(column(outputs, "key"), column(outputs, "count"), rows_by_key(workload))
+        return {**judged, "wrong_outputs": 0}  # they have nothing but the count
 
     def expected(self, workload: Workload, outputs: pa.Table) -> dict[int, Any]:
         return {key: (n, self.digest_of(key)) for key, n in enumerate(rows_by_key(workload).tolist())}
 
-    def found(self, state: DataFrame) -> list[tuple[int, Any]]:
-        kept = state.select("key", "state.n", self.digests()).collect()
-        return [(row.key, (row.n, row.digest)) for row in kept]
+    def stored(self, state: DataFrame) -> list[tuple[int, Any]]:
+        stored = state.select("key", "state.n", self.digests()).collect()
+        return [(row.key, (row.n, row.digest)) for row in stored]

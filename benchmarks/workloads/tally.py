@@ -1,7 +1,7 @@
-"""The processor that needs no oracle: every key counts its rows, beside a value that only makes its state as large as wanted.
+"""The processor that needs no oracle: every key counts its rows, beside a value that makes its state as large as wanted.
 
-The value is made from the key, so that it can be checked after any number of moves, and written once, before the first row:
-how large state is and how much of it changes are two things. Other processors take that value from here.
+The value is made from the key, so that it can be checked after any number of moves. It is written once, before the first row,
+so that the size of state and the amount of changed state are independent. Other processors take this value from here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The mean speed of every so many reports of a car: tumbling windows by count, whose rows are the state until they close.
 
-Keeping rows in place of their sum makes state as large as the window, which is what its size is varied for. Before the first
-report the windows of cars are already filled, each a little more than the one before it, as they would be after a long time:
-otherwise all would close together.
+Storing rows in place of their sum makes state as large as the window, so that the size of state can be varied. Before the first
+report the windows of cars are already filled, each a little more than the one before it, as after a long time: otherwise all
+windows would close together.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class CountWindows(Ballasted):
             if n + end - begin < self._rows:
                 state.keyed.list_append(VAR, key, packed[begin:end])
                 continue
-            held = self._packer.unpack(state.keyed.list_get(VAR, key))["speed"]
-            closed = [*_means(np.concatenate([held, speeds[begin:end]]), self._rows)]
+            open_rows = self._packer.unpack(state.keyed.list_get(VAR, key))["speed"]
+            closed = [*_means(np.concatenate([open_rows, speeds[begin:end]]), self._rows)]
             means += closed
             windows += range(state["window"][code], state["window"][code] + len(closed))
             positions += rows.order[begin + self._rows - n - 1 : end : self._rows].tolist()
@@ -127,18 +127,18 @@ class Windows(Computation):
         pairs = zip(self._filled().tolist(), parts, strict=True)
         return [np.concatenate([np.full(filled, FILLED_WITH), part]) for filled, part in pairs]
 
-    def found(self, state: DataFrame) -> list[tuple[int, Any]]:
-        kept = state.select("car", "state.n", "state.window", "reports.speed", self.digests()).toArrow()
+    def stored(self, state: DataFrame) -> list[tuple[int, Any]]:
+        table = state.select("car", "state.n", "state.window", "reports.speed", self.digests()).toArrow()
         # The whole column at once: as Python numbers, long windows of many cars would take longer than the run.
-        found = []
-        for batch in kept.to_batches():
+        states = []
+        for batch in table.to_batches():
             lists: Any = batch.column("speed")
             speeds = lists.flatten().to_numpy(zero_copy_only=False)
             lengths = np.array([length or 0 for length in lists.value_lengths().to_pylist()], np.int64)
             parts = np.split(speeds, np.cumsum(lengths)[:-1])
             columns = [batch.column(name).to_pylist() for name in ("car", "n", "window", "digest")]
-            found += [(int(c[1:]), (n, w, p.tobytes(), d)) for c, n, w, d, p in zip(*columns, parts, strict=True)]
-        return found
+            states += [(int(c[1:]), (n, w, p.tobytes(), d)) for c, n, w, d, p in zip(*columns, parts, strict=True)]
+        return states
 
 
 def filled_before(key: int, rows: int, keys: int) -> int:

@@ -1,8 +1,8 @@
 """Words counted by windows of event time, as in SEEP's failure tests: Spark SQL splits lines, a keyed operator counts.
 
-So that latency can be told word by word, each word gives the count that it has reached in its window, in place of one row when
-the window closes. State is the counts of open windows; they go when the watermark passes the window's end. A word comes on all
-lanes: how these interleave is not fixed, but the counts of a word in a window are, and so is their order on each lane.
+So that latency can be measured for every word, each word outputs the count that it has reached in its window; there is no
+output when the window closes. State is the counts of open windows; they go when the watermark passes the window's end. A word
+comes on all lanes. How lanes interleave is not fixed; the counts of a word in a window are, and so is their order on each lane.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class WordCounts(Computation):
         words, lines, counts = numbers_in(outputs.column("word")), column(outputs, "n"), column(outputs, "count")
         pairs = text.pairs(words, column(outputs, "window"))
         right = text.has(words, lines, column(outputs, "due"), column(outputs, "window"))
-        found = valued(pairs, counts, right, text.by_pair)
-        return {**found, "out_of_order": out_of_order(pairs * LANES + lines % LANES, counts, lines)}
+        judged = valued(pairs, counts, right, text.by_pair)
+        return {**judged, "out_of_order": out_of_order(pairs * LANES + lines % LANES, counts, lines)}
 
     def expected(self, workload: Workload, outputs: pa.Table) -> dict[int, Any]:
         """Words with an open window or, if all have a value beside it, all words."""
@@ -113,9 +113,9 @@ class WordCounts(Computation):
         every = range(self.settings.keys) if self.settings.state_bytes else windows
         return {word: (windows.get(word, {}), self.digest_of(word)) for word in every}
 
-    def found(self, state: DataFrame) -> list[tuple[int, Any]]:
-        kept = state.select("word", "state", "older", self.digests()).collect()
-        return [(int(row.word[1:]), (_windows(row), row.digest)) for row in kept]
+    def stored(self, state: DataFrame) -> list[tuple[int, Any]]:
+        stored = state.select("word", "state", "older", self.digests()).collect()
+        return [(int(row.word[1:]), (_windows(row), row.digest)) for row in stored]
 
     def _text(self, workload: Workload, outputs: pa.Table) -> _Text:
         return _Text(workload, start_ms(workload, outputs), self._window_us)
@@ -178,13 +178,13 @@ class _Text:
     def open_windows(self, delay_ms: int) -> dict[int, dict[int, int]]:
         """By word: the counts of windows that the watermark has not passed when all lines are through."""
         watermark_us = (int(self._due[-1]) // 1_000 - delay_ms) * 1_000
-        found: dict[int, dict[int, int]] = {}
+        windows: dict[int, dict[int, int]] = {}
         for pair in np.flatnonzero(self.by_pair).tolist():
             word, window = divmod(pair, self._windows)
             start = self._first + window * self._window_us
             if start + self._window_us > watermark_us:
-                found.setdefault(word, {})[start] = int(self.by_pair[pair])
-        return found
+                windows.setdefault(word, {})[start] = int(self.by_pair[pair])
+        return windows
 
 
 def _windows(row: Row) -> dict[int, int]:

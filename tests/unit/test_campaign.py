@@ -44,7 +44,7 @@ def test_larger_state_per_key_means_fewer_keys_not_more_memory() -> None:
 
 
 def test_a_line_tells_which_workload_was_run() -> None:
-    told = {case.name: case.told()["workload"] for case in cases([])}
+    told = {case.name: case.labels()["workload"] for case in cases([])}
     assert told["key-count/live"] == told["key-count/flink-adaptive"] == told["real-time/live"] == "key-count"
     assert told["traffic/live"] == "traffic"
     assert told["window_rows=1000/live"] == "count-window"
@@ -82,7 +82,7 @@ def test_quick_is_a_few_short_runs() -> None:
 
 def line(case: Case, repeat: int, **changed: object) -> str:
     told = {"run": "20260101T000000Z", "commit": campaign.commit(), "machine": campaign.machine(), "repeat": repeat}
-    return json.dumps(told | case.told() | changed)
+    return json.dumps(told | case.labels() | changed)
 
 
 def test_what_was_measured_here_is_not_measured_again(tmp_path: Path) -> None:
@@ -107,6 +107,6 @@ def test_nothing_kept_is_nothing_done(tmp_path: Path) -> None:
 
 def test_the_time_left_goes_by_what_runs_took() -> None:
     clock = campaign.Clock(3)
-    assert clock.told() == "1/3"
+    assert clock.text() == "1/3"
     clock.finished_one()
-    assert clock.told() == "2/3, 0 min left"
+    assert clock.text() == "2/3, 0 min left"

@@ -60,14 +60,14 @@ def test_only_peers_bring_their_own_session() -> None:
     assert campaign.trigger_of(named("E1", "real-time/live")) == "real-time"
     # Spark's own operators are measured in our session, and shown beside our own whatever the trigger.
     assert campaign.trigger_of(named("E6", "batch_rows=5000/sql")) == "micro-batch"
-    assert named("E6", "batch_rows=5000/sql").told()["trigger"] is None
+    assert named("E6", "batch_rows=5000/sql").labels()["trigger"] is None
 
 
 def test_runs_that_do_not_compare_are_told_apart() -> None:
-    assert named("E3", "moving/live").told()["workload"] == "key-count"
-    assert named("E3", "rest/at-rest").told()["workload"] == "key-count, nothing moves"
-    assert named("E6", "profile=5000/native").told()["workload"] == "key-count, one lane and one host"
-    assert named("E5", "killed/storage").told()["workload"] == "word-count"
+    assert named("E3", "moving/live").labels()["workload"] == "key-count"
+    assert named("E3", "rest/at-rest").labels()["workload"] == "key-count, nothing moves"
+    assert named("E6", "profile=5000/native").labels()["workload"] == "key-count, one lane and one host"
+    assert named("E5", "killed/storage").labels()["workload"] == "word-count"
 
 
 def test_phases_are_the_same_for_all_under_a_load_unless_a_case_has_its_own() -> None:

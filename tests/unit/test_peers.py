@@ -30,7 +30,7 @@ from benchmarks.peers.peer_figures import (
 )
 from benchmarks.peers.peer_settings import PeerSettings
 from benchmarks.peers.run import plan, wait_for
-from benchmarks.peers.spark_state import told
+from benchmarks.peers.spark_state import figures_in
 from benchmarks.running.measures import counted
 from benchmarks.running.timeline import timeline
 from godwit.errors import DefinitionError
@@ -387,9 +387,9 @@ class Kept:
 def test_lines_of_the_process_are_progress_or_figures_and_others_are_passed_over() -> None:
     watch = Kept()
     lines = ['{"phase": "steady"}', '{"rows": [3, 9]}', "WARN something", "[1, 2]", '{"rows": "many"}', "null"]
-    assert [told(line + "\n", watch) for line in lines] == [None] * 6
+    assert [figures_in(line + "\n", watch) for line in lines] == [None] * 6
     assert watch.said == ["steady", (3, 9)]
-    assert told('{"figures": {"lost": 0}}\n', watch) == {"lost": 0}
+    assert figures_in('{"figures": {"lost": 0}}\n', watch) == {"lost": 0}
 
 
 # -- waiting ---------------------------------------------------------------------------------------------------------

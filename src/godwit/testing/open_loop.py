@@ -1,8 +1,8 @@
-"""A query under open-loop load: rows are created by the clock, whatever the query does, and all that leaves is kept.
+"""A query under open-loop load: the clock creates rows, whatever the query does, and the driver stores every row that leaves.
 
-A row's latency ends when it leaves the router, which the JVM stamps as it takes the row from the task's Python worker; what
-the sink does then, and Spark's commit, are the same with and without a migration. The driver keeps rows in the order of
-batches; a batch that is sent again replaces itself.
+The latency of a row ends when the row leaves the router: the JVM stamps it as it takes it from the task's Python worker. The
+work of the sink and Spark's commit come later and are the same with and without a migration. Rows are stored in the order of
+batches; a batch that comes again replaces its first version. What the figures mean is decided in `latency`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def left_column() -> Column:
 
 
 class Arrivals:
-    """A sink that keeps batches, and wakes whoever waits for rows."""
+    """A sink that stores batches, and wakes threads that wait for rows."""
 
     def __init__(self) -> None:
         self._batches: dict[int, tuple[pa.Table, float]] = {}
@@ -63,8 +63,8 @@ class Arrivals:
     def lags_s(self) -> list[float]:
         """How old the oldest row of each batch was when it came, in order."""
         with self._changed:
-            kept = [self._batches[batch] for batch in sorted(self._batches)]
-        return [at - float(column(rows, "due").min()) / 1e6 for rows, at in kept if rows.num_rows]
+            batches = [self._batches[batch] for batch in sorted(self._batches)]
+        return [at - float(column(rows, "due").min()) / 1e6 for rows, at in batches if rows.num_rows]
 
     def rows(self) -> pa.Table:
         with self._changed:
@@ -76,8 +76,8 @@ def departures(rows: pa.Table) -> Departures:
 
 
 def column(rows: pa.Table, name: str) -> Numbers:
-    found: Numbers = rows.column(name).cast(pa.int64()).to_numpy()
-    return found.astype(np.int64, copy=False)
+    values: Numbers = rows.column(name).cast(pa.int64()).to_numpy()
+    return values.astype(np.int64, copy=False)
 
 
 def settled(lags_s: Sequence[float]) -> bool:

@@ -26,11 +26,11 @@ def check_same(one_by_one: Sequence[Record], merged: Sequence[Record], key_names
 
 
 def _by_key(records: Sequence[Record], key_names: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
-    found = {}
+    states = {}
     for record in records:
         key = tuple(repr(record[name]) for name in key_names)  # one NaN is as good as another
-        found[key] = {name: value for name, value in record.items() if name not in key_names}
-    return found
+        states[key] = {name: value for name, value in record.items() if name not in key_names}
+    return states
 
 
 def _same(one: Any, other: Any) -> bool:
