@@ -19,13 +19,13 @@ from godwit.errors import DefinitionError
 
 DEFAULTS = Settings()
 MIGRATION = """
-Moves keys of a running query from host to host and measures what happens to its rows. The query counts rows per key (or computes
-what --workload says); a value beside the count makes the state of each key as large as wanted. Rows come at a fixed rate,
-whatever the query does (open loop). The latency of a row runs from the time at which the row was due until it left the
+Moves keys of a running query from host to host and measures what happens to its rows. The query counts rows per key (or
+computes what --workload says); a value beside the count makes the state of each key as large as wanted. Rows come at a fixed
+rate, whatever the query does (open loop). The latency of a row runs from the time at which the row was due until it left the
 operator. Each run prints one JSON object with all parameters, versions, the machine, and these figures:
 
-  steady_*             latency before the request: mean, sigma, p50, p99, and its drift from the first half of the steady part to
-                       the second. If the drift is larger than sigma, the query did not keep up with the load, and the
+  steady_*             latency before the request: mean, sigma, p50, p99, and its drift from the first half of the steady part
+                       to the second. If the drift is larger than sigma, the query did not keep up with the load, and the
                        other figures mean little. steady_peak_jitter_p99_ms is the peak jitter while nothing moves
   disruption_ms        total time in which rows left with a latency of at least the steady mean + 5 sigma
   peak_jitter_p99_ms   the highest p99 of a window of 100 ms after the request, less the steady mean
