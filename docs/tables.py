@@ -1,10 +1,13 @@
-"""Draws the tables in protocols.md from the machines themselves: `python -m docs.tables` writes them, --check only looks.
+"""Draws tables in the docs from the code: `python -m docs.tables` writes them, --check only looks.
+
+protocols.md has the tables of the machines, internals.md the packages and what each is about.
 
 What a protocol shares with all others is drawn once; of each protocol only what is its own.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections import deque
@@ -12,11 +15,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import godwit
 from godwit.migration import PROTOCOLS
 from godwit.migration.origin import COMMON, REVOCABLE, Phase, Protocol
 from godwit.migration.target import TABLE as TARGET_TABLE
 
 PAGE = Path(__file__).with_name("protocols.md")
+INTERNALS = Path(__file__).with_name("internals.md")
+PACKAGE = Path(godwit.__file__).parent
+# In the order of their layers, lowest first; tests/test_architecture.py has the rule.
+ROOMS = (
+    "errors model control migration ports state transport runtime/liveness runtime/processor runtime/memory runtime/instance "
+    "runtime/router runtime/handover runtime/reading runtime/backup runtime/takeover runtime/host windows workload "
+    "spark/checkpoint spark/pyspark_api spark/hosts spark/define spark/change"
+).split()
 Line = tuple[str, ...]
 HEAD = ("phase", "event", "done", "next phase")
 BLOCK = re.compile(r"(<!-- drawn:(?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -41,6 +53,19 @@ def blocks() -> dict[str, str]:
         "target": markdown(HEAD, lines(TARGET_TABLE)),
         "events": markdown(("event", "what has happened"), [(e.__name__, meaning(e)) for e in heard]),
     }
+
+
+def internals() -> str:
+    """The page about the inside, with the packages as they are now."""
+    rooms = markdown(("package", "what it is about"), [(f"`{room}`", about(room)) for room in ROOMS])
+    return BLOCK.sub(lambda found: f"{found[1]}{rooms}\n{found[3]}", INTERNALS.read_text())
+
+
+def about(room: str) -> str:
+    """The first sentence of a package or module about itself."""
+    file = PACKAGE / room / "__init__.py"
+    text = ast.get_docstring(ast.parse((file if file.exists() else file.parent.with_suffix(".py")).read_text())) or ""
+    return " ".join(text.split("\n\n")[0].split())
 
 
 def own_table(protocol: Protocol) -> str:
@@ -85,10 +110,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    drawn_now, written = page(), PAGE.read_text()
+    drawn = {PAGE: page(), INTERNALS: internals()}
     if "--check" in sys.argv:
-        return int(drawn_now != written)
-    PAGE.write_text(drawn_now)
+        return int(any(file.read_text() != text for file, text in drawn.items()))
+    for file, text in drawn.items():
+        file.write_text(text)
     return 0
 
 

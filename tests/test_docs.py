@@ -152,6 +152,22 @@ def test_every_code_is_in_the_guide() -> None:
 # -- reconfiguration -------------------------------------------------------------------------------------------------
 
 
+def test_the_table_of_the_packages_is_that_of_the_code() -> None:
+    assert tables.INTERNALS.read_text() == tables.internals(), "python -m docs.tables draws it anew"
+    source = ROOT / "src/godwit"
+    packages = {str(file.parent.relative_to(source)) for file in source.rglob("__init__.py")}
+    told = {room for room in tables.ROOMS if "/" in room}
+    assert told == {package for package in packages if package.startswith(("runtime/", "spark/"))}
+
+
+def test_internals_name_files_that_are_there() -> None:
+    """A file is named with its path, or by its name alone if its folder has been named shortly before."""
+    source = ROOT / "src/godwit"
+    names = {file.name for file in source.rglob("*.py")}
+    for named in re.findall(r"`([a-z_/]+\.py)`", tables.INTERNALS.read_text()):
+        assert (source / named).exists() or (ROOT / named).exists() if "/" in named else named in names, named
+
+
 def test_the_tables_of_the_protocols_are_those_of_the_code() -> None:
     assert tables.PAGE.read_text() == tables.page(), "python -m docs.tables draws them anew"
     drawn = {found["name"] for found in tables.BLOCK.finditer(tables.PAGE.read_text())}
