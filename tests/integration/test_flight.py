@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -14,15 +15,30 @@ import pyarrow.flight as flight
 import pytest
 
 from godwit.errors import Bug, HostUnavailable, MalformedRequest, NullKey, WrongToken, from_json
-from godwit.transport import wire
+from godwit.transport import typed, wire
 from godwit.transport.flight import GONE, Client, Service
 
 TOKEN = "the-right-one"
 SCHEMA = pa.schema({"n": pa.int64()})
 
 
-def echo(request: dict[str, Any]) -> dict[str, Any]:
-    return {"said": wire.field(request, "text", str)}
+@dataclass(frozen=True, slots=True)
+class Said(typed.Message):
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Echo(typed.Request[Said]):
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(typed.Message):
+    count: int
+
+
+def echo(request: Echo) -> Said:
+    return Said(request.text)
 
 
 def refuse(request: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +50,7 @@ def crash(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def fetch(request: dict[str, Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    count = wire.field(request, "count", int)
+    count = typed.from_header(request, Fetch).count
     return SCHEMA, iter([pa.record_batch([pa.array(range(count))], schema=SCHEMA)])
 
 
@@ -46,7 +62,9 @@ def repeat(header: dict[str, Any], reader: Any, writer: Any) -> None:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    service = Service("127.0.0.1", TOKEN, {"echo": echo, "refuse": refuse, "crash": crash}, repeat, fetch)
+    service = Service(
+        "127.0.0.1", TOKEN, {**typed.actions({Echo: echo}), "refuse": refuse, "crash": crash}, repeat, fetch
+    )
     yield service
     assert service.stop(10.0)
 
@@ -153,8 +171,8 @@ def test_the_token_is_in_no_error(service: Service) -> None:
             json.dumps({"v": wire.WIRE_VERSION + 1, "kind": "request"}).encode(),
             f"wire version {wire.WIRE_VERSION + 1} where",
         ),
-        (wire.pack("request"), "field 'text' of a 'request' request is None"),
-        (wire.pack("request", text=5), "field 'text' of a 'request' request is 5"),
+        (wire.pack("request"), "a 'echo' message without its field 'text'"),
+        (wire.pack("request", text=5), "field 'text' of a 'echo' message is 5"),
     ],
 )
 def test_a_malformed_action_is_refused_by_name(plain: flight.FlightClient, body: bytes, said: str) -> None:
@@ -187,7 +205,11 @@ def test_an_exchange_without_a_command_is_refused_by_name(plain: flight.FlightCl
 
 @pytest.mark.parametrize(
     ("ticket", "said"),
-    [(b"?", "readable header"), (b'{"v": 99, "kind": "x"}', "wire version 99"), (wire.pack("fetch"), "field 'count'")],
+    [
+        (b"?", "readable header"),
+        (b'{"v": 99, "kind": "x"}', "wire version 99"),
+        (wire.pack("fetch"), "its field 'count'"),
+    ],
 )
 def test_a_malformed_fetch_is_refused_by_name(plain: flight.FlightClient, ticket: bytes, said: str) -> None:
     with pytest.raises(flight.FlightServerError, match=f"GODWIT-MALFORMED-REQUEST.*{said}"):
@@ -204,8 +226,15 @@ def test_what_a_service_has_not_is_refused() -> None:
     assert bare.stop(10.0)
 
 
+class NewerService(Service):
+    """Answers in a wire version that is not spoken yet."""
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        yield b'{"v": 99, "kind": "result"}'
+
+
 def test_an_answer_of_another_version_is_refused_by_the_caller() -> None:
-    newer = Service("127.0.0.1", TOKEN, {"echo": lambda _: b'{"v": 99, "kind": "result"}'})
+    newer = NewerService("127.0.0.1", TOKEN, {})
     client = Client(f"127.0.0.1:{newer.port}", TOKEN)
     with pytest.raises(MalformedRequest, match=r"wire version 99 where 1 is spoken\. Run the same version of godwit"):
         client.call("echo")

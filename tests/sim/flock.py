@@ -26,6 +26,7 @@ from godwit.runtime.router.routing_table import write_routing
 from godwit.runtime.takeover import rescue
 from godwit.state.segments import Durability
 from godwit.transport import line, typed
+from godwit.transport.typed import Reply, Request
 from tests.sim.kernel import Kernel, Process
 from tests.sim.network import BIND
 
@@ -158,15 +159,12 @@ class Flock:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, host: str, request: Any, timeout_s: float = 10.0, **fields: Any) -> Any:
-        """Once. `request`: a typed request, or the name of an action with its fields."""
+    def ask(self, host: str, request: Request[Reply], timeout_s: float = 10.0) -> Reply:
+        """Once."""
         lease = read_lease(host_directory(str(self.checkpoint), host))
         if lease is None:
             raise HostUnavailable(f"{host} does not serve", host=host)
-        client = line.connect(lease.address, TOKEN)
-        if isinstance(request, str):
-            return client.call(request, timeout_s=timeout_s, **fields)
-        return typed.ask(client, request, timeout_s)
+        return typed.ask(line.connect(lease.address, TOKEN), request, timeout_s)
 
     def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
         after = self.tables[operator].moved(epochs, to)

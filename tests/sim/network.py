@@ -377,8 +377,7 @@ def answered(service: SimService, action: str, request: bytes) -> bytes:
         handler = service.actions.get(action)
         if handler is None:
             raise MalformedRequest(f"unknown action {action!r}")
-        result = handler(wire.unpack(request))
-        return result if isinstance(result, bytes) else wire.pack("result", **result)
+        return wire.pack("result", **handler(wire.unpack(request)))
     except GodwitError as error:
         return wire.pack_error(error)
     except GreenletExit:

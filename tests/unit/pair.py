@@ -352,7 +352,7 @@ class Pair:
 
         def receive() -> None:
             try:
-                side.moves.receive(header, target, target)
+                side.moves.receive(typed.from_fields(messages.OpenMigration, header), target, target)
             except GodwitError:
                 assert stopping.is_set(), "as in a host that has ended"
             finally:

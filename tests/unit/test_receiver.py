@@ -70,11 +70,11 @@ def test_a_receiver_is_known_for_as_long_as_somebody_is_connected(tmp_path: Path
     )
     port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path))
     moves = Moves(port, lambda _: shared)
-    header = {"operator": "sum", "migration": "m1", "origin": "host-0", "generation": 1}
+    opening = messages.OpenMigration("m1", "sum", "host-0", 1)
     old, new = Connection(), Connection()
     threads = []
     for connection in (old, new):
-        threads.append(threading.Thread(target=moves.receive, args=(header, connection, connection), daemon=True))
+        threads.append(threading.Thread(target=moves.receive, args=(opening, connection, connection), daemon=True))
         threads[-1].start()
         assert connection.read.wait(10)
     old.end()

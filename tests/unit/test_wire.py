@@ -65,19 +65,6 @@ def test_an_error_that_cannot_be_read_is_malformed(error: Any) -> None:
         wire.unpack(wire.pack("error", error=error))
 
 
-def test_a_field_is_given_when_it_has_the_type() -> None:
-    header = wire.unpack(wire.pack("rows", lane="0", rows=None))
-    assert wire.field(header, "lane", str) == "0"
-    assert wire.field(header, "rows", (int, type(None))) is None
-
-
-@pytest.mark.parametrize(("name", "kind"), [("lane", int), ("missing", str), ("flag", int)])
-def test_a_field_that_is_missing_or_of_another_type_is_named(name: str, kind: type) -> None:
-    header = wire.unpack(wire.pack("rows", lane="0", flag=True))
-    with pytest.raises(MalformedRequest, match=f"field '{name}' of a 'rows' request"):
-        wire.field(header, name, kind)
-
-
 def test_malformed_requests_are_bad_input_and_not_retried() -> None:
     with pytest.raises(GodwitError) as caught:
         wire.unpack(b"?")

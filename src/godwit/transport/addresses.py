@@ -1,4 +1,7 @@
-"""Under which address others reach a service: the one it listens on, unless that is all of the machine's."""
+"""The address under which other machines reach a service: usually the address it listens on.
+
+A service that listens on all addresses of its machine needs one of them that other machines can reach.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ ALL: Final = ("0.0.0.0", "::", "[::]")
 
 
 def is_loopback(bind: str) -> bool:
-    """Whether only processes of this machine can reach it."""
+    """Whether only processes of this machine can reach the address."""
     try:
         return ipaddress.ip_address(bind.strip("[]")).is_loopback
     except ValueError:
@@ -18,12 +21,12 @@ def is_loopback(bind: str) -> bool:
 
 
 def reachable(bind: str, towards: str) -> str:
-    """Of all addresses of this machine, the one from which packets go to that service (host:port); nothing is sent."""
+    """The address of this machine from which packets go to the service `towards` (host:port); nothing is sent."""
     if bind not in ALL:
         return bind
     name, _, port = towards.rpartition(":")
     family, kind, protocol, _, address = socket.getaddrinfo(name.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
-        found: str = probe.getsockname()[0]
-    return f"[{found}]" if family == socket.AF_INET6 else found
+        own: str = probe.getsockname()[0]
+    return f"[{own}]" if family == socket.AF_INET6 else own

@@ -1,6 +1,6 @@
-"""Arrow Flight as this project uses it: a bearer token on every call, errors as values, servers that end.
+"""Arrow Flight as this project uses it: a bearer token on every call, errors as values, servers that can be stopped.
 
-Knows nothing of operators or state: a service hands in its actions and its exchange handler.
+Must not know operators or state: a service brings the handlers of its actions, streams and fetches.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from godwit import ports
 from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, MalformedRequest, WrongToken
 from godwit.transport import wire
 
-Action = Callable[[dict[str, Any]], dict[str, Any] | bytes]
-Fetch = Callable[[dict[str, Any]], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
-Exchange = Callable[[dict[str, Any], Any, Any], None]
+ActionHandler = Callable[[dict[str, Any]], dict[str, Any]]
+FetchHandler = Callable[[dict[str, Any]], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
+StreamHandler = Callable[[dict[str, Any], Any, Any], None]  # header, reader, writer
 
-CONNECT_S = 20.0  # gRPC's own
-VANISHED_S = 3.0  # what is not acknowledged for so long, by the machine and not the process, ends a connection
-PING_S = 400.0  # servers take more than one in 300 s for an attack
+CONNECT_S = 20.0  # the default of gRPC
+VANISHED_S = 3.0  # a connection ends if the other machine (not its process) acknowledges nothing for so long
+PING_S = 400.0  # servers treat more than one ping in 300 s as an attack
 GONE = (
     flight.FlightUnavailableError,
     flight.FlightInternalError,
@@ -39,8 +39,8 @@ class _Token(flight.ServerMiddlewareFactory):
         self._expected = f"Bearer {token}"
 
     def start_call(self, info: Any, headers: Any) -> None:
-        given = headers.get("authorization") or [""]
-        if not hmac.compare_digest(given[0].encode(), self._expected.encode()):
+        sent = headers.get("authorization") or [""]
+        if not hmac.compare_digest(sent[0].encode(), self._expected.encode()):
             raise flight.FlightUnauthenticatedError("wrong token")
 
 
@@ -51,9 +51,9 @@ class Service(flight.FlightServerBase):
         self,
         bind: str,
         token: str,
-        actions: Mapping[str, Action],
-        exchange: Exchange | None = None,
-        fetch: Fetch | None = None,
+        actions: Mapping[str, ActionHandler],
+        exchange: StreamHandler | None = None,
+        fetch: FetchHandler | None = None,
     ) -> None:
         try:
             super().__init__(f"grpc+tcp://{bind}:0", middleware={"token": _Token(token)})
@@ -67,13 +67,13 @@ class Service(flight.FlightServerBase):
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         try:
-            yield _result(self._run(action))
+            yield wire.pack("result", **self._run(action))
         except GodwitError as error:
             yield wire.pack_error(error)
-        except Exception as error:  # noqa: BLE001 the caller must hear of it
+        except Exception as error:  # noqa: BLE001 the caller gets every error
             yield wire.pack_error(Bug(f"{type(error).__name__} in action {action.type!r}: {error}"))
 
-    def _run(self, action: Any) -> dict[str, Any] | bytes:
+    def _run(self, action: Any) -> dict[str, Any]:
         handler = self._actions.get(action.type)
         if handler is None:
             raise MalformedRequest(f"unknown action {action.type!r}")
@@ -83,7 +83,7 @@ class Service(flight.FlightServerBase):
         if self._exchange is None:
             raise flight.FlightServerError("this service has no exchange")
         try:
-            _ = reader.schema  # the caller has begun: an error that ends the stream before that may never reach it
+            _ = reader.schema  # waits until the caller has begun: before that, an error may never reach the caller
             header = wire.unpack(descriptor.command)
         except GodwitError as error:
             raise flight.FlightServerError(error.to_json()) from error
@@ -101,25 +101,24 @@ class Service(flight.FlightServerBase):
         return flight.GeneratorStream(schema, batches)
 
     def stop(self, grace_s: float) -> bool:
-        """Shut down; False when a call still runs after the grace and had to be left to the process's end."""
+        """Shut down. False if a call still runs after the grace time; only the end of the process ends that call."""
         thread = ports.thread(self.shutdown, "godwit-shutdown")
         thread.start()
         thread.join(grace_s)
         return not thread.is_alive()
 
 
-def _result(result: dict[str, Any] | bytes) -> bytes:
-    return result if isinstance(result, bytes) else wire.pack("result", **result)
-
-
 class Client:
-    """A connection to one service. `connect_s`: how long a process may take to answer that listens but may be stopped."""
+    """A connection to one service. `connect_s`: how long to wait for a process that listens and may be stopped (SIGSTOP)."""
 
     def __init__(self, address: str, token: str, connect_s: float = CONNECT_S) -> None:
         self.address = address
         options: Any = [
-            ("grpc.min_reconnect_backoff_ms", int(connect_s * 1000)),  # the name of it is misleading
-            # Without these TCP would try for a quarter of an hour to reach a machine that has vanished.
+            (
+                "grpc.min_reconnect_backoff_ms",
+                int(connect_s * 1000),
+            ),  # despite its name, this is the time for a connection attempt
+            # Without these, TCP tries to reach a vanished machine for a quarter of an hour.
             ("grpc.keepalive_time_ms", int(PING_S * 1000)),
             ("grpc.keepalive_timeout_ms", int(VANISHED_S * 1000)),
         ]

@@ -1,7 +1,7 @@
-"""How one process reaches another: `listen` for calls and streams, `connect` to whoever listens.
+"""How one process reaches another: a service calls `listen`, its clients call `connect`.
 
-Over Arrow Flight (`transport.flight`). The simulator puts a network of its own in its place (`use`), in which messages take
-their time, connections break and processes are cut off from each other.
+Over Arrow Flight (`transport.flight`). The simulator uses its own network instead (`use`), in which messages take time,
+connections break and processes are cut off from each other.
 """
 
 from __future__ import annotations
@@ -11,23 +11,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from godwit.transport.flight import CONNECT_S, Action, Client, Exchange, Fetch, Service
+from godwit.transport.flight import CONNECT_S, ActionHandler, Client, FetchHandler, Service, StreamHandler
 
 
 class Network(Protocol):
-    """The simulator's implementation has the same methods."""
+    """Implemented by `FlightNetwork` and by the simulator."""
 
     def connect(self, address: str, token: str, connect_s: float) -> Client: ...
 
     def listen(
-        self, bind: str, token: str, actions: Mapping[str, Action], exchange: Exchange | None, fetch: Fetch | None
+        self,
+        bind: str,
+        token: str,
+        actions: Mapping[str, ActionHandler],
+        exchange: StreamHandler | None,
+        fetch: FetchHandler | None,
     ) -> Service: ...
 
     def answers(self, address: str, timeout_s: float) -> bool: ...
 
 
 class FlightNetwork:
-    """The real one."""
+    """Arrow Flight over TCP."""
 
     connect = Client
     listen = Service
@@ -46,7 +51,7 @@ _network: Network = FlightNetwork()
 
 @contextmanager
 def use(network: Any) -> Iterator[None]:
-    """What is connected in here goes over that network."""
+    """Connections that are made in this block go over this network."""
     global _network  # noqa: PLW0603 as with the world of `ports`
     before, _network = _network, network
     try:
@@ -56,21 +61,21 @@ def use(network: Any) -> Iterator[None]:
 
 
 def connect(address: str, token: str, connect_s: float = CONNECT_S) -> Client:
-    """A connection to one service. `connect_s`: how long a process may take to answer that listens but may be stopped."""
+    """A connection to one service. `connect_s`: how long to wait for a process that listens and may be stopped (SIGSTOP)."""
     return _network.connect(address, token, connect_s)
 
 
 def listen(
     bind: str,
     token: str,
-    actions: Mapping[str, Action],
-    exchange: Exchange | None = None,
-    fetch: Fetch | None = None,
+    actions: Mapping[str, ActionHandler],
+    exchange: StreamHandler | None = None,
+    fetch: FetchHandler | None = None,
 ) -> Service:
-    """A service made of named actions, an optional exchange and an optional fetch; it has begun when this returns."""
+    """A service made of named actions, an optional exchange and an optional fetch; it serves when this returns."""
     return _network.listen(bind, token, actions, exchange, fetch)
 
 
 def answers(address: str, timeout_s: float) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens at this address."""
     return _network.answers(address, timeout_s)

@@ -1,7 +1,7 @@
-"""Messages as dataclasses: how a message becomes the JSON header that travels, and how a header becomes a checked message.
+"""Messages as dataclasses: how a message becomes a JSON header, and how a header becomes a checked message.
 
 A message class declares its fields once; the sender constructs it and the receiver gets an equal one, or
-`MalformedRequest`. Knows the types that a field may have, not what any message means: they are in `runtime/messages.py`.
+`MalformedRequest`. Knows the types that a field may have, not what a message means: all messages are in `runtime/messages.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Request(Message, Generic[Reply]):
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """The answer to a request that asks for nothing but that something is done."""
+    """The answer to a request that has no result."""
 
 
 class Caller(Protocol):

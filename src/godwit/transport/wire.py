@@ -1,12 +1,11 @@
-"""What travels beside the rows: small JSON headers with a version, and errors in a form that survives the trip.
+"""The bytes of a message header: JSON with a version and a kind; errors travel as JSON too.
 
-A request or reply of another wire version is refused by name; anything that is not such a header is a malformed request.
+A header of another wire version is refused with both versions; bytes that are no header are a malformed request.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from godwit.errors import GodwitError, MalformedRequest, from_json
@@ -14,7 +13,7 @@ from godwit.errors import GodwitError, MalformedRequest, from_json
 WIRE_VERSION = 1
 ROW = "__godwit_row"
 HASH = "__godwit_hash"
-CHECK = "__godwit_check"  # 32 bits of a row's content: where a chunk has it, it stands before the row numbers
+CHECK = "__godwit_check"  # 32 bits of a row's content; if a chunk has this column, it comes before the row numbers
 
 
 def pack(kind: str, **fields: Any) -> bytes:
@@ -29,13 +28,13 @@ def unpack(data: bytes | memoryview | None, *expected: str) -> dict[str, Any]:
     """The header, checked; an error that the other side sent is raised here."""
     header = _parse(data)
     if header["kind"] == "error":
-        raise _sent(header.get("error"))
+        raise _error_of(header.get("error"))
     if expected and header["kind"] not in expected:
         raise MalformedRequest(f"got {header['kind']!r} where one of {', '.join(expected)} was expected")
     return header
 
 
-def _sent(error: Any) -> GodwitError:
+def _error_of(error: Any) -> GodwitError:
     try:
         return from_json(error)
     except (ValueError, TypeError, KeyError):
@@ -57,11 +56,3 @@ def _parse(data: bytes | memoryview | None) -> dict[str, Any]:
             todo="Run the same version of godwit on the driver and on all executors",
         )
     return header
-
-
-def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    """A field of a request, of the right type."""
-    value = header.get(name)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        raise MalformedRequest(f"field {name!r} of a {header.get('kind')!r} request is {value!r}")
-    return value

@@ -52,6 +52,7 @@ from godwit.runtime.messages import (
     HostStatus,
     OpenBackup,
     OpenLane,
+    OpenMigration,
     Register,
     StateOwnership,
     Stop,
@@ -263,18 +264,16 @@ class Host:
         """One stream: of a router, of the origin of a migration, or of a host whose backup is here."""
         began = False
         try:
-            if "migration" in header:
-                self._moves.receive(header, reader, writer)
-                return
-            first = typed.from_header(header, OpenLane, OpenBackup)
-            if isinstance(first, OpenBackup):
-                self._backup_keeper.receive(first, reader, writer)
-                return
-            assert isinstance(first, OpenLane)
-            shared = self._instances.of(first.operator, first.scope)
-            writer.begin(with_rows(shared.instance.spec.output_schema))
-            began = True
-            self._parts.lanes.serve(shared, first, reader, writer)
+            match typed.from_header(header, OpenLane, OpenMigration, OpenBackup):
+                case OpenMigration() as opening:
+                    self._moves.receive(opening, reader, writer)
+                case OpenBackup() as opening:
+                    self._backup_keeper.receive(opening, reader, writer)
+                case OpenLane() as opening:
+                    shared = self._instances.of(opening.operator, opening.scope)
+                    writer.begin(with_rows(shared.instance.spec.output_schema))
+                    began = True
+                    self._parts.lanes.serve(shared, opening, reader, writer)
         except GodwitError as error:
             self._send_error(writer, began, error.at(host=self.config.host))
             if isinstance(error, (CheckpointUnusable, StaleGeneration, StateUncertain)):

@@ -191,9 +191,8 @@ class Moves:
 
     # -- the target's side -------------------------------------------------------------------------------------------
 
-    def receive(self, header: dict[str, Any], reader: Any, writer: Any) -> None:
+    def receive(self, opening: messages.OpenMigration, reader: Any, writer: Any) -> None:
         """A stream from an origin."""
-        opening = typed.from_fields(messages.OpenMigration, header)
         shared, migration = self._instance_of(opening.operator), opening.migration
         writer.begin(pa.schema([]))
         with self._lock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
 
 from pyspark import InheritableThread, SparkContext, TaskContext
 
@@ -295,40 +294,25 @@ class Hosts:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    @overload
-    def ask(self, host: str, request: typed.Request[Reply]) -> Reply: ...
-
-    @overload
-    def ask(self, host: str, request: str, **fields: Any) -> dict[str, Any]: ...
-
-    def ask(self, host: str, request: typed.Request[Any] | str, **fields: Any) -> Any:
-        """What the host answers. One that is away is waited for: its job starts it again. Its own errors are raised."""
+    def ask(self, host: str, request: typed.Request[Reply]) -> Reply:
+        """The host's answer. If the host is away, wait for it: its job starts it again. Its own errors are raised."""
         while True:
             self._check_open()
             generation = self._generation(host)
             try:
-                return self._asked(host, request, fields)
+                return self.ask_now(host, request)
             except HostUnavailable:
                 self._check_may_return(host)
             self._controller.wait_newer(host, generation, ASK_AGAIN_S)
 
-    @overload
-    def ask_now(self, host: str, request: typed.Request[Reply]) -> Reply: ...
-
-    @overload
-    def ask_now(self, host: str, request: str, **fields: Any) -> dict[str, Any]: ...
-
-    def ask_now(self, host: str, request: typed.Request[Any] | str, **fields: Any) -> Any:
+    def ask_now(self, host: str, request: typed.Request[Reply]) -> Reply:
         """As `ask`, but a host that is away now is an error."""
-        return self._asked(host, request, fields)
-
-    def _asked(self, host: str, request: typed.Request[Any] | str, fields: dict[str, Any]) -> Any:
         registered = self._controller.hosts().get(host)
         if registered is None:
             raise HostUnavailable(f"{host} is not serving", host=host)
         client = line.connect(registered.address, self._token)
         try:
-            return client.call(request, **fields) if isinstance(request, str) else typed.ask(client, request)
+            return typed.ask(client, request)
         finally:
             client.close()
 
