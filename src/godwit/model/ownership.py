@@ -145,7 +145,7 @@ class Ownership:
         shares = [Share(Stand.MINE if owner == host else Stand.AWAY, 1, owner) for owner in owners]
         return cls(host, Groups.of(shares))
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------------------------
 
     def of(self, route_hash: int) -> Share:
         apart = self.keys.get(route_hash)
@@ -303,7 +303,7 @@ class Ownership:
         else:
             self.keys[unit.id] = share
 
-    # -- writing down ------------------------------------------------------------------------------------------------
+    # -- as a document -----------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         return {

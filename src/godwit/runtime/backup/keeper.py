@@ -41,14 +41,14 @@ class BackupKeeper:
         self._stopping = stopping
         self._directory = backups_directory(host_directory(checkpoint, host))
         self._mirrors: dict[str, Mirror] = {}  # by backed-up host: the mirror of its newest connection
-        self._turns: dict[str, ports.Lock] = {}
+        self._locks: dict[str, ports.Lock] = {}
         self._lock = ports.lock()
 
     def tidy(self) -> None:
         """Remove mirrors that are not needed any more: the backup has another peer, or its host has left."""
         for directory in self._mirror_directories():
             newest = Records(self._checkpoint, directory.name).newest()
-            with self._turn(directory.name):
+            with self._lock_of(directory.name):
                 if directory.name not in self._mirrors and (newest is None or newest.peer != self._host):
                     shutil.rmtree(directory, ignore_errors=True)
 
@@ -65,19 +65,19 @@ class BackupKeeper:
         writer.begin(pa.schema([]))
         origin = first.origin
         try:
-            mirror = self._begun(origin, first.generation)
+            mirror = self._open_mirror(origin, first.generation)
             try:
                 writer.write_metadata(typed.pack(BackupOpened(mirror.have())))
-                self._converse(origin, mirror, reader, writer)
+                self._serve(origin, mirror, reader, writer)
             finally:
-                self._hung_up(origin, mirror)
+                self._close_mirror(origin, mirror)
         except GodwitError as error:
             with suppress(*GONE):
                 writer.write_metadata(wire.pack_error(error.at(peer=self._host)))
         except GONE:
             return
 
-    def _converse(self, origin: str, mirror: Mirror, reader: Any, writer: Any) -> None:
+    def _serve(self, origin: str, mirror: Mirror, reader: Any, writer: Any) -> None:
         while True:
             message = reader.read_chunk()
             if self._stopping():
@@ -85,21 +85,21 @@ class BackupKeeper:
             self._take(origin, mirror, message)
             writer.write_metadata(typed.pack(BackupAcknowledged()))
 
-    def _hung_up(self, origin: str, mirror: Mirror) -> None:
-        with self._turn(origin):
+    def _close_mirror(self, origin: str, mirror: Mirror) -> None:
+        with self._lock_of(origin):
             if self._mirrors.get(origin) is mirror:
                 del self._mirrors[origin]
 
-    def _begun(self, origin: str, generation: int) -> Mirror:
+    def _open_mirror(self, origin: str, generation: int) -> Mirror:
         if origin != Path(origin).name or origin.startswith("."):
             raise MalformedRequest(f"{origin!r} is not the name of a host")
-        with self._turn(origin):
+        with self._lock_of(origin):
             mirror = self._mirrors[origin] = Mirror(self._directory / origin, generation)
             return mirror
 
     def _take(self, origin: str, mirror: Mirror, received: Any) -> None:
         message: Message = typed.unpack(received.app_metadata, WriteBackup, ReplaceManifest, ClearBackup, SyncBackup)
-        with self._turn(origin):
+        with self._lock_of(origin):
             if self._mirrors.get(origin) is not mirror:
                 raise HostUnavailable(f"{origin} has a newer connection", host=self._host)
             match message:
@@ -114,9 +114,9 @@ class BackupKeeper:
             if isinstance(message, (WriteBackup, ReplaceManifest, SyncBackup)) and message.sync:
                 mirror.sync()
 
-    def _turn(self, origin: str) -> ports.Lock:
+    def _lock_of(self, origin: str) -> ports.Lock:
         with self._lock:
-            return self._turns.setdefault(origin, ports.lock())
+            return self._locks.setdefault(origin, ports.lock())
 
     def _mirror_directories(self) -> list[Path]:
         try:

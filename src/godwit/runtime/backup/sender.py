@@ -41,7 +41,8 @@ from godwit.transport.typed import Message
 
 ACK_S: Final = 2.0  # a peer that takes longer counts as lost
 ASK_S: Final = 5.0  # between two requests to the driver for the name of the peer
-PING_S: Final = 0.5  # without anything to send; the answer tells whether the peer is being stopped
+# After so long without anything to send: a peer that is being stopped says so, and compaction may have made files to send.
+PING_S: Final = 0.5
 RETRY_S: Final = 0.2
 RETRY_S_MAX: Final = 30.0  # before a peer that was too slow is tried again
 FORGIVEN_S: Final = 60.0  # of standing, after which earlier slowness of the peer does not count any more
@@ -113,7 +114,7 @@ class BackupSender:
         self._ask_peer = ask_peer
         self._end = end
         self.acks = Acks(lambda: self._add_record("none", self._record.peer))
-        self._wanted: str | None = None  # the peer that the driver has chosen
+        self._chosen_peer: str | None = None  # the peer that the driver has chosen
         self._ask_at_s = 0.0
         self._connection: BackupConnection | None = None
         self._feed: Feed | None = None
@@ -151,7 +152,7 @@ class BackupSender:
         if now_s >= self._ask_at_s:
             self._ask_at_s = now_s + ASK_S
             with suppress(HostUnavailable):  # while the driver cannot be reached, the peer stays the same
-                self._wanted = self._ask_peer()
+                self._chosen_peer = self._ask_peer()
 
     def _too_slow(self, now_s: float) -> None:
         """Each time, answers have waited in vain, so a peer that is slow again is tried again later and later."""
@@ -167,7 +168,7 @@ class BackupSender:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            peer = self._wanted
+            peer = self._chosen_peer
             try:
                 if self.acks.stands and peer != self._record.peer:
                     self.acks.give_up()
@@ -179,7 +180,7 @@ class BackupSender:
             finally:
                 self._hang_up()
             if isinstance(self._failure, StaleGeneration) or self.acks.failure is not None:
-                self._replaced()
+                self._end_replaced_host()
                 return
             self._pause(peer)
 
@@ -187,11 +188,11 @@ class BackupSender:
         """The pause grows while the same peer is too slow."""
         until_s = ports.now_s() + min(RETRY_S * 2**self._slow, RETRY_S_MAX)
         while not self._stop.wait(RETRY_S) and ports.now_s() < until_s:
-            if self._wanted != peer:
+            if self._chosen_peer != peer:
                 self._slow = 0
                 return
 
-    def _replaced(self) -> None:
+    def _end_replaced_host(self) -> None:
         error = self.acks.failure or self._failure
         assert isinstance(error, GodwitError)
         self.acks.fail(error)
@@ -214,7 +215,7 @@ class BackupSender:
         connection = BackupConnection(lease.address, self._port.token, self._port.host, self._log.generation)
         self._connection = connection
         try:
-            self._feed = self._begun(connection)
+            self._feed = self._open_feed(connection)
             self.acks.connected()
             self._stream(peer, connection, self._feed)
         finally:
@@ -222,7 +223,7 @@ class BackupSender:
 
     def _stream(self, peer: str, connection: BackupConnection, feed: Feed) -> None:
         standing_from: int | None = None
-        while not self._stop.is_set() and self._wanted == peer:
+        while not self._stop.is_set() and self._chosen_peer == peer:
             at = self._log.written()
             piece, sync = feed.next(at), self.acks.sync_wanted()
             if piece is not None or sync:
@@ -239,7 +240,7 @@ class BackupSender:
             if piece is None and not self.acks.wait_news(PING_S):
                 self._send(connection, None, False)
 
-    def _begun(self, connection: BackupConnection) -> Feed:
+    def _open_feed(self, connection: BackupConnection) -> Feed:
         files = connection.opened().files
         feed = Feed(self._log.directory, self._log.generation, files)
         if any(files.get(file, 0) < size for file, size in self._had.items()):
@@ -288,7 +289,7 @@ class BackupSender:
         state = "stands" if self.acks.stands else "none" if feed is None else "catching up"
         mean_ms, p99_ms = self.acks.waited_ms()
         return {
-            "peer": self._wanted if feed is not None or self.acks.stands else None,
+            "peer": self._chosen_peer if feed is not None or self.acks.stands else None,
             "state": state,
             "bytes_sent": self._bytes_sent,
             "log_bytes": self._log.bytes_written,
