@@ -39,7 +39,7 @@ def test_close_ends_hosts_threads_and_ports_and_removes_spilled_state(
         drain(start(counts, Kept(), tmp_path / "spark"))
         hosts = flock.status()["hosts"].values()
         pids, addresses = [host["pid"] for host in hosts], [host["address"] for host in hosts]
-        controller = flock._controller.address
+        controller = flock._running.controller.address
         assert all(map(listens, [*addresses, controller]))
     assert not any(map(listens, [*addresses, controller]))
     assert godwit_threads() == before
@@ -57,7 +57,7 @@ def test_close_ends_hosts_threads_and_ports_and_removes_spilled_state(
 
 def test_close_removes_the_lease_of_a_host_that_could_not_say_good_bye(spark: SparkSession, tmp_path: Path) -> None:
     with godwit.Flock(spark, hosts=2, checkpoint=tmp_path / "godwit") as flock:
-        (job, _) = flock._jobs
+        (job, _) = flock._running.hosts.jobs()
         job.stop()
         kill_host(flock, job.config.host)
         assert read_lease(host_directory(str(tmp_path / "godwit"), job.config.host)) is not None

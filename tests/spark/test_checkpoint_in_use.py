@@ -88,7 +88,7 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, tmp_path: Path) -> No
     with godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "godwit") as flock:
         counts(spark, flock)
         flock.process(COUNTED.batch(spark), "key", Count(), name="once")
-        with pytest.raises(DefinitionError, match="There are: count, once"):
+        with pytest.raises(DefinitionError, match="The operators are: count, once"):
             godwit.read_state(spark, tmp_path / "godwit", "cuont")
         with pytest.raises(DefinitionError, match="ends with its evaluation"):
             godwit.read_state(spark, tmp_path / "godwit", "once")

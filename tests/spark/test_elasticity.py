@@ -79,7 +79,7 @@ def test_overload_makes_the_rules_scale_and_the_history_tells_why(spark: SparkSe
     try:
         scaler = run.flock.autoscale(QUICK, maximum=2, every_s=0.2)
         wait_until(lambda: run.query.exception() or len(run.flock.status()["hosts"]) == 2, 60, "a second host")
-        wait_until(lambda: not run.flock._changes.keys_move(), 60, "its share")
+        wait_until(lambda: not run.flock._running.requests.keys_move(), 60, "its share")
         assert scaler.running
         run.check()
         (line,) = run.decided()
@@ -123,7 +123,7 @@ def test_warm_host_is_taken_without_a_start_and_another_is_warmed(spark: SparkSe
         spare = run.flock.autoscale(bottleneck(for_s=3600.0), maximum=3, every_s=0.2, warm=1)
         wait_until(lambda: len(run.flock.status()["hosts"]) == 2, 60, "a warm host")
         spare.stop()
-        wait_until(lambda: not run.flock._changes._running, 60)
+        wait_until(lambda: not run.flock._running.requests._running, 60)
         assert run.flock.status()["hosts"]["host-1"]["groups"] == 0
         run.flock.autoscale(
             Rule("busy", "useful", "scale-out", above=0.6, for_s=0.5, at_most=2), maximum=3, warm=1, every_s=0.2

@@ -23,7 +23,7 @@ def spread(flock: godwit.Flock) -> bool:
     owned: Counter[str] = Counter()
     for row in flock.routing(OPERATOR):
         owned[row["host"]] += row["group_count"]
-    return len(owned) == HOSTS and min(owned.values()) >= GROUPS // HOSTS and not flock._changes.keys_move()
+    return len(owned) == HOSTS and min(owned.values()) >= GROUPS // HOSTS and not flock._running.requests.keys_move()
 
 
 def check(sink: Kept, work: KeyCount) -> None:

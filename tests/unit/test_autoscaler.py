@@ -82,8 +82,8 @@ class Scene:
 
     def follow(self, flock: Flock, *rules: Rule, dry_run: bool = False, warm: int = 0, maximum: int = 4) -> Autoscaler:
         port: Any = flock
-        request = AutoscalerSettings(list(rules), 1, maximum, 0.01, warm)
-        self._started.append(Autoscaler(request, dry_run, port, port, self.history))
+        request = AutoscalerSettings(list(rules), 1, maximum, 0.01, warm, dry_run)
+        self._started.append(Autoscaler(request, port, port, self.history))
         return self._started[-1]
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.control.backup_choice import Place, keeper_of
+from godwit.control.backup_choice import Place, choose_peer
 
 PLACES = st.dictionaries(
     st.sampled_from([f"host-{at}" for at in range(8)]),
@@ -20,18 +20,18 @@ def settled(places: dict[str, Place], kept_by: dict[str, str]) -> dict[str, str]
     """Every host asks, again and again, as they do."""
     for _ in range(4):
         for host in places:
-            keeper = keeper_of(host, places, kept_by)
+            keeper = choose_peer(host, places, kept_by)
             if keeper is not None:
                 kept_by = {**kept_by, host: keeper}
     return kept_by
 
 
 def test_alone_there_is_nobody() -> None:
-    assert keeper_of("host-0", {"host-0": Place("a", "x")}, {}) is None
+    assert choose_peer("host-0", {"host-0": Place("a", "x")}, {}) is None
 
 
 def test_a_host_that_is_not_there_has_no_backup() -> None:
-    assert keeper_of("host-1", {"host-0": Place("a", "x")}, {}) is None
+    assert choose_peer("host-1", {"host-0": Place("a", "x")}, {}) is None
 
 
 def test_hosts_alike_make_a_ring() -> None:
@@ -41,17 +41,17 @@ def test_hosts_alike_make_a_ring() -> None:
 
 def test_another_disk_is_worth_more_than_another_machine() -> None:
     places = {"host-0": Place("a", "x"), "host-1": Place("b", "x"), "host-2": Place("a", "y")}
-    assert keeper_of("host-0", places, {}) == "host-2"
+    assert choose_peer("host-0", places, {}) == "host-2"
 
 
 def test_a_backup_that_is_as_safe_stays_where_it_is() -> None:
     places = {f"host-{at}": Place("a", f"disk-{at}") for at in range(4)}
-    assert keeper_of("host-0", places, {"host-0": "host-3", "host-2": "host-3"}) == "host-3"
+    assert choose_peer("host-0", places, {"host-0": "host-3", "host-2": "host-3"}) == "host-3"
 
 
 def test_a_backup_moves_once_there_is_a_safer_place() -> None:
     places = {"host-0": Place("a", "x"), "host-1": Place("a", "x"), "host-2": Place("b", "y")}
-    assert keeper_of("host-0", places, {"host-0": "host-1"}) == "host-2"
+    assert choose_peer("host-0", places, {"host-0": "host-1"}) == "host-2"
 
 
 @given(

@@ -19,12 +19,13 @@ GROUPS = Units(frozenset((1, 2)))
 
 def kept(stood: bool) -> tuple[RequestQueue, Migration, MoveProgress]:
     nothing: Any = SimpleNamespace()
-    changes = RequestQueue(nothing, nothing, nothing, nothing, "test")
+    parts: Any = SimpleNamespace(tables=nothing, members=nothing, history=nothing)
+    changes = RequestQueue(parts, nothing, "test")
     options: Any = None
     migration = Migration("m1", "standby", options, lambda *_: None)
     course = MoveProgress(Move("count", "host-0", "host-1", GROUPS), stood=stood)
     migration.courses.append(course)
-    changes._line.append(QueuedRequest(migration, lambda: None, Claim.of([course.move])))  # type: ignore[arg-type,return-value]
+    changes._requests.append(QueuedRequest(migration, lambda: None, Claim.of([course.move])))  # type: ignore[arg-type,return-value]
     return changes, migration, course
 
 

@@ -22,7 +22,7 @@ from godwit.errors import (
     DefinitionError,
 )
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.spark.checkpoint import flock_directory as home_module
+from godwit.spark.checkpoint import flock_directory
 from godwit.spark.checkpoint.flock_directory import FORMAT, FlockDirectory, checked_path, replace_json
 from godwit.spark.checkpoint.run_admission import Binding
 
@@ -107,14 +107,14 @@ def test_a_directory_that_takes_nothing_is_unusable(
 def test_a_description_that_cannot_be_written_is_unusable_and_leaves_no_half(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    home = opened(tmp_path)
+    directory = opened(tmp_path)
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    monkeypatch.setattr(home_module.os, "fsync", failing_with(errno.ENOSPC))
+    monkeypatch.setattr(flock_directory.os, "fsync", failing_with(errno.ENOSPC))
     with pytest.raises(CheckpointUnusable, match=r"flock\.json.*No space left"):
-        replace_json(home.path / "flock.json", {"format": 1})
+        replace_json(directory.path / "flock.json", {"format": 1})
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
     monkeypatch.undo()
-    assert opened(tmp_path) == home
+    assert opened(tmp_path) == directory
 
 
 def test_a_directory_of_something_else_is_refused_and_untouched(tmp_path: Path) -> None:
@@ -192,28 +192,28 @@ def test_a_description_that_is_not_a_file_is_unusable(tmp_path: Path) -> None:
 
 
 def test_an_operator_is_remembered_with_its_query(tmp_path: Path) -> None:
-    home = opened(tmp_path)
-    assert home.operator("speed") is None
-    home.keep(SPEC, None)
-    assert home.operator("speed") == (SPEC, None)
-    home.keep(SPEC, Binding("q", "/spark/ck"))
-    home.keep(replace(SPEC, timeout_s=5.0), None)
+    directory = opened(tmp_path)
+    assert directory.operator("speed") is None
+    directory.write_operator(SPEC, None)
+    assert directory.operator("speed") == (SPEC, None)
+    directory.write_operator(SPEC, Binding("q", "/spark/ck"))
+    directory.write_operator(replace(SPEC, timeout_s=5.0), None)
     assert opened(tmp_path).operator("speed") == (replace(SPEC, timeout_s=5.0), Binding("q", "/spark/ck"))
 
 
 def test_initial_state_stays_taken_up(tmp_path: Path) -> None:
-    home = opened(tmp_path)
-    assert not home.initialised("speed")
-    home.keep(SPEC, None, initialised=True)
-    home.keep(SPEC, Binding("q", "/spark/ck"))
+    directory = opened(tmp_path)
+    assert not directory.initialised("speed")
+    directory.write_operator(SPEC, None, initialised=True)
+    directory.write_operator(SPEC, Binding("q", "/spark/ck"))
     assert opened(tmp_path).initialised("speed")
 
 
 def test_a_damaged_operator_is_corrupt_and_named(tmp_path: Path) -> None:
-    home = opened(tmp_path)
-    home.keep(SPEC, None)
+    directory = opened(tmp_path)
+    directory.write_operator(SPEC, None)
     path = tmp_path / "operators" / "speed.json"
     for damaged in ("{", "[]", json.dumps({"spec": {"name": "speed"}})):
         path.write_text(damaged)
         with pytest.raises(CheckpointCorrupt, match=r"operators/speed\.json"):
-            home.operator("speed")
+            directory.operator("speed")

@@ -61,32 +61,32 @@ def test_a_request_without_an_outcome_is_unfinished(tmp_path: Path) -> None:
 
 
 def test_a_flock_has_the_hosts_it_began_with_until_some_join_or_leave(tmp_path: Path) -> None:
-    home = FlockDirectory.open(tmp_path, 2, 8)
-    assert home.roster() == ("host-0", "host-1")
+    directory = FlockDirectory.open(tmp_path, 2, 8)
+    assert directory.roster() == ("host-0", "host-1")
     assert read_roster(tmp_path) == ()
-    home.keep_roster(["host-1", "host-2"])
+    directory.write_roster(["host-1", "host-2"])
     assert FlockDirectory.open(tmp_path, 2, 8).roster() == read_roster(tmp_path) == ("host-1", "host-2")
-    assert home.routing.hosts == ("host-0", "host-1"), "how it began does not change"
+    assert directory.routing.hosts == ("host-0", "host-1"), "how it began does not change"
 
 
 def test_names_of_hosts_are_never_used_again(tmp_path: Path) -> None:
-    home = FlockDirectory.open(tmp_path, 2, 8)
-    assert home.next_hosts(2) == ["host-2", "host-3"]
-    home.keep_roster(["host-0", "host-1", "host-2", "host-3"])
-    home.keep_roster(["host-0"])
-    assert home.next_hosts(1) == ["host-4"]
+    directory = FlockDirectory.open(tmp_path, 2, 8)
+    assert directory.next_hosts(2) == ["host-2", "host-3"]
+    directory.write_roster(["host-0", "host-1", "host-2", "host-3"])
+    directory.write_roster(["host-0"])
+    assert directory.next_hosts(1) == ["host-4"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"next": 3}'])
 def test_a_damaged_roster_is_corrupt(tmp_path: Path, text: str) -> None:
-    home = FlockDirectory.open(tmp_path, 2, 8)
+    directory = FlockDirectory.open(tmp_path, 2, 8)
     (tmp_path / "roster.json").write_text(text)
     with pytest.raises(CheckpointCorrupt, match=r"roster\.json"):
-        home.roster()
+        directory.roster()
 
 
 def test_timers_of_hosts_that_joined_since_are_asked_for_too(tmp_path: Path) -> None:
-    home = FlockDirectory.open(tmp_path, 2, 8)
+    directory = FlockDirectory.open(tmp_path, 2, 8)
     service = Service("127.0.0.1", "token", {"timers_due": lambda _: {"due": True}})
     host_directory(str(tmp_path), "host-2").mkdir(parents=True)
     write_lease(host_directory(str(tmp_path), "host-2"), Lease(1, f"127.0.0.1:{service.port}", 1))
@@ -94,9 +94,9 @@ def test_timers_of_hosts_that_joined_since_are_asked_for_too(tmp_path: Path) -> 
     reader = TimerReader(given)
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) == start, "nobody knows of host-2 yet"
-    home.keep_roster(["host-0", "host-1", "host-2"])
+    directory.write_roster(["host-0", "host-1", "host-2"])
     assert reader.latestOffset(start, ReadAllAvailable())["tick"] > 0
-    home.keep_roster(["host-0", "host-1"])
+    directory.write_roster(["host-0", "host-1"])
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     reader.stop()
     service.stop(2.0)

@@ -20,7 +20,7 @@ Caused by: java.lang.Something
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(SPARK, "ModuleNotFoundError: No module named 'pyarrow'"), ("cancelled", "cancelled"), ("", "no word")],
+    [(SPARK, "ModuleNotFoundError: No module named 'pyarrow'"), ("cancelled", "cancelled"), ("", "no error text")],
 )
 def test_the_line_that_names_the_error_is_found(text: str, said: str) -> None:
     assert _error_line(text) == said

@@ -52,7 +52,8 @@ def instance(
 
 def measuring(answers: dict[str, dict[str, Any] | None], warm: tuple[str, ...] = ()) -> HostMeasures:
     flock: Any = Flock(answers, warm)
-    return HostMeasures(flock, flock, flock)
+    parts: Any = SimpleNamespace(hosts=flock, members=flock, tables=flock)
+    return HostMeasures(parts)
 
 
 def test_hosts_are_added_up() -> None:
@@ -88,7 +89,7 @@ def test_hot_keys_have_their_share_of_all_rows_and_are_where_they_have_most() ->
 
 
 def test_people_are_told_the_limiting_key() -> None:
-    told = measuring({"host-0": instance(hot={1: 600}), "host-1": instance()}).told()["count"]
+    told = measuring({"host-0": instance(hot={1: 600}), "host-1": instance()}).by_operator()["count"]
     assert told["limiting_key"] == {
         "key": "1, x",
         "host": "host-0",

@@ -14,11 +14,11 @@ from godwit.spark.hosts.membership import Membership
 def test_a_lost_host_is_gone_before_its_place_on_the_roster_is(tmp_path: Path) -> None:
     parted = threading.Event()
     kept: list[list[str]] = []
-    home: Any = SimpleNamespace(path=tmp_path, roster=lambda: ("host-0", "host-1"), keep_roster=kept.append)
-    hosts: Any = SimpleNamespace(part_from=lambda _: parted.set(), ask_now=lambda *_: None)
+    directory: Any = SimpleNamespace(path=tmp_path, roster=lambda: ("host-0", "host-1"), write_roster=kept.append)
+    hosts: Any = SimpleNamespace(remove=lambda _: parted.set(), ask_now=lambda *_: None)
     owners: Any = SimpleNamespace(parted=lambda _: None)
     nothing: Any = None
-    members = Membership(home, hosts, owners, nothing, nothing, nothing)
+    members = Membership(directory, hosts, owners, nothing, nothing, nothing)
     with members.changing:  # as while a host joins, which asks all others how far they are
         losing = threading.Thread(target=members.lost, args=("host-1",), daemon=True)
         losing.start()
@@ -36,8 +36,8 @@ def test_a_host_that_has_just_been_lost_too_need_not_hear_who_is_there() -> None
             raise HostUnavailable("host-0 has ended and is not started again", host=host)
         told.append((host, hosts))
 
-    home: Any = SimpleNamespace(roster=lambda: ("host-0", "host-1"))
+    directory: Any = SimpleNamespace(roster=lambda: ("host-0", "host-1"))
     asked: Any = SimpleNamespace(ask=ask)
     nothing: Any = None
-    Membership(home, asked, nothing, nothing, nothing, nothing).tell_roster()
+    Membership(directory, asked, nothing, nothing, nothing, nothing).tell_roster()
     assert told == [("host-1", ["host-0", "host-1"])]

@@ -11,7 +11,8 @@ import pytest
 
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.spark.change.move_options import CheckedOptions, checked_options, groups_of, hashes_of
+from godwit.spark.change.chosen_units import groups_of, hashes_of
+from godwit.spark.change.move_options import CheckedOptions, checked_options
 from godwit.state.keys import KeyCodec
 
 
@@ -49,7 +50,7 @@ def test_a_naive_time_is_of_the_sessions_zone() -> None:
 def test_a_key_of_several_columns_is_a_tuple() -> None:
     two = spec(car=pa.string(), lane=pa.int32())
     assert len(hashes_of(two, [("C1", 1), ("C1", 2), ("C1", 1)])) == 2
-    with pytest.raises(DefinitionError, match=r"has 1 values, the key of 'speed' is \(car, lane\).*tuple"):
+    with pytest.raises(DefinitionError, match=r"has 1 values, and the key columns of 'speed' are \(car, lane\).*tuple"):
         hashes_of(two, ["C1"])
 
 
@@ -68,7 +69,7 @@ def test_a_key_of_several_columns_is_a_tuple() -> None:
     ],
 )
 def test_a_key_of_another_type_is_refused(kind: pa.DataType, key: Any) -> None:
-    with pytest.raises(DefinitionError, match="is no value of key column 'k'"):
+    with pytest.raises(DefinitionError, match="cannot be a value of key column 'k'"):
         hashes_of(spec(k=kind), [key])
 
 

@@ -18,9 +18,9 @@ ONE = Unit("group", 1)
 @pytest.fixture
 def owners(tmp_path: Path) -> OwnerTables:
     first = Routing.spread(["a", "b"], 4)
-    home: Any = SimpleNamespace(path=tmp_path, routing=first, roster=lambda: ("a", "b"))
+    directory: Any = SimpleNamespace(path=tmp_path, routing=first, roster=lambda: ("a", "b"))
     history: Any = SimpleNamespace(add=lambda *_, **__: None)
-    made = OwnerTables(home, None, history)  # type: ignore[arg-type]
+    made = OwnerTables(directory, None, history)  # type: ignore[arg-type]
     made.define("op")
     return made
 

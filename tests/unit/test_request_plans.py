@@ -52,8 +52,8 @@ def plans(owning: int, warm: int) -> RequestPlanner:
     hosts = [f"host-{at}" for at in range(owning + warm)]
     tables: Any = Tables(hosts[:owning], hosts[owning:])
     roster: Any = Roster(hosts)
-    carrier: Any = None
-    return RequestPlanner(tables, roster, carrier, list)
+    runner: Any = None
+    return RequestPlanner(tables, roster, runner, list)
 
 
 def receivers(plan: Plan) -> set[str]:

@@ -100,7 +100,7 @@ KINDS = {
     "flock": Kind(
         "flock.json", lambda c: FlockDirectory.open(c, 2, 16), lambda c: FlockDirectory.open(c, 2, 16), False
     ),
-    "roster": Kind("roster.json", lambda c: FlockDirectory.open(c, 2, 16).keep_roster(["host-0"]), read_roster, False),
+    "roster": Kind("roster.json", lambda c: FlockDirectory.open(c, 2, 16).write_roster(["host-0"]), read_roster, False),
 }
 GARBAGE = [b"", b"{", b"[]", b"{}", b"null", b"7", b'"text"', b"\xff\xfe\x00", b"\x00" * 64, b'{"generation": "x"}']
 

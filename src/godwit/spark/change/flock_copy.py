@@ -19,7 +19,7 @@ from godwit.runtime.messages import CopyLog, HoldBatches
 from godwit.spark.checkpoint.flock_directory import FlockDirectory, checked_path, new_name, read_document, replace_json
 from godwit.spark.checkpoint.history import now_text
 from godwit.spark.checkpoint.run_admission import Binding
-from godwit.spark.hosts.host_jobs import Hosts
+from godwit.spark.hosts.flock_hosts import Hosts
 from godwit.state.damage import unusable
 
 NOTE: Final = "copy.json"
@@ -34,12 +34,12 @@ class FlockCopier:
 
     def __init__(
         self,
-        home: FlockDirectory,
+        directory: FlockDirectory,
         hosts: Hosts,
         bindings: Callable[[], Mapping[str, Binding]],
         keys_move: Callable[[], bool],
     ) -> None:
-        self._home = home
+        self._directory = directory
         self._hosts = hosts
         self._bindings = bindings
         self._keys_move = keys_move
@@ -53,14 +53,14 @@ class FlockCopier:
                 self._check_still()
                 for query, checkpoint in queries.items():
                     _copy_spark(checkpoint, path / SPARK / query)
-                copied = {host: self._copied(host, path) for host in self._home.roster()}
+                copied = {host: self._copied(host, path) for host in self._directory.roster()}
                 self._check_still()
             for name in OURS:
-                _copy(self._home.path / name, path / name)
+                _copy(self._directory.path / name, path / name)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)  # half a copy looks like a whole one
             raise
-        told = {"at": now_text(), "flock": self._home.flock, "hosts": copied, "queries": sorted(queries)}
+        told = {"at": now_text(), "flock": self._directory.flock, "hosts": copied, "queries": sorted(queries)}
         replace_json(path / NOTE, told)
         return told | {"path": str(path), "spark": {query: str(path / SPARK / query) for query in queries}}
 
@@ -78,7 +78,7 @@ class FlockCopier:
         """No host begins another batch. One that is lost meanwhile has forgotten it when it is back."""
         asked: list[str] = []
         try:
-            for host in self._home.roster():
+            for host in self._directory.roster():
                 asked.append(host)
                 self._hosts.ask_now(host, HoldBatches(True))
             yield

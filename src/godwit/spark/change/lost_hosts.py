@@ -20,11 +20,7 @@ from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.takeover import rescue
 from godwit.runtime.takeover.rescue import Estate, Inherited
 from godwit.spark.change.request_queue import RequestQueue
-from godwit.spark.checkpoint.flock_directory import FlockDirectory
-from godwit.spark.checkpoint.history import History
-from godwit.spark.hosts.host_jobs import Hosts
-from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owner_tables import OwnerTables
+from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.state.segments import Durability
 
 Recovery = Literal["storage", "parallel"]
@@ -33,24 +29,22 @@ AGAIN_S: Final = 1.0
 
 
 class LostHostHandler:
+    """`active_scopes`: the evaluations of batch DataFrames that run now."""
+
     def __init__(
         self,
-        home: FlockDirectory,
-        hosts: Hosts,
-        owners: OwnerTables,
-        members: Membership,
-        changes: RequestQueue,
-        history: History,
+        parts: FlockParts,
+        requests: RequestQueue,
         recovery: Recovery,
         durability: Durability,
         active_scopes: Callable[[], list[str]],
     ) -> None:
-        self._home = home
-        self._hosts = hosts
-        self._owners = owners
-        self._members = members
-        self._changes = changes
-        self._history = history
+        self._directory = parts.directory
+        self._hosts = parts.hosts
+        self._tables = parts.tables
+        self._members = parts.members
+        self._history = parts.history
+        self._requests = requests
         self._recovery = recovery
         self._durability = durability
         self._active_scopes = active_scopes
@@ -67,7 +61,7 @@ class LostHostHandler:
                 return True
             began_s = time.monotonic()
             self._losses.add(host, began_s)
-            copies = self._changes.copies_of(host)
+            copies = self._requests.copies_of(host)
             reason, inherited = self._against(host, copies), dict[str, Inherited]()
             if not reason:
                 try:
@@ -87,7 +81,7 @@ class LostHostHandler:
 
     def _against(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> str:
         """Why it must be started again; empty if others can take over."""
-        owned = self._owners.owned(host)
+        owned = self._tables.owned(host)
         if not owned:
             return "it owned nothing"
         covered = all(not units - _all_of(copies.get(operator, {})) for operator, units in owned.items())
@@ -98,13 +92,13 @@ class LostHostHandler:
             return "recovery is 'storage', and there are no copies of all that it owned"
         if len(self._members.hosts()) == 1:
             return "there is no other host"
-        if self._changes.keys_move():
+        if self._requests.keys_move():
             return "keys are being moved"
         return ""
 
     def _taken_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, Inherited]:
         """What each heir has got; an error if there is no will."""
-        estate = rescue.fenced(host_directory(str(self._home.path), host), self._durability)
+        estate = rescue.fenced(host_directory(str(self._directory.path), host), self._durability)
         if unsettled := estate.unsettled() or self._evaluating(estate):
             raise HostUnavailable(unsettled, host=host)
         heirs = sorted((name for name in self._members.hosts() if name != host), key=self._groups_of)
@@ -128,11 +122,11 @@ class LostHostHandler:
     def _write_down(self, host: str, noticed: str, inherited: Mapping[str, Inherited], began_s: float) -> None:
         for heir, share in inherited.items():
             for operator, epochs in share.served.items():
-                self._owners.moved(operator, epochs, heir)
+                self._tables.moved(operator, epochs, heir)
                 units = Units.of(*epochs)
                 fields = {"operator": operator, "origin": host, "target": heir, "groups": spans(units.groups)}
                 self._history.add("moved", migration=f"loss of {host}", keys=sorted(units.keys), **fields)
-        self._changes.taken_over(host)
+        self._requests.taken_over(host)
         self._members.lost(host)
         figures = {heir: {"bytes": share.bytes, "by_copies": share.by_copies} for heir, share in inherited.items()}
         took_s = round(time.monotonic() - began_s, 3)
@@ -142,7 +136,7 @@ class LostHostHandler:
             self._history.add("quarantined", host=host, reason=self._quarantined[host])
 
     def _groups_of(self, host: str) -> int:
-        return sum(len(units) for units in self._owners.owned(host).values())
+        return sum(len(units) for units in self._tables.owned(host).values())
 
     def _evaluating(self, estate: Estate) -> str:
         """State of a batch DataFrame that is being evaluated is nowhere in the tables."""
@@ -160,7 +154,7 @@ class LostHostHandler:
         if self._hosts.closing.wait(REPLACE_AFTER_S) or len(self._members.hosts()) != count - 1:
             return
         try:
-            self._changes.scale(count, {"wait": False, "progress": False})
+            self._requests.scale(count, {"wait": False, "progress": False})
         except GodwitError as error:  # no slot for it, for instance: the flock goes on with fewer
             self._history.add("not replaced", reason=str(error))
 

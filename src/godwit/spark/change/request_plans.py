@@ -1,6 +1,6 @@
-"""What has to move for what is asked: plans from the tables, the roster and the copies that stand.
+"""Which units have to move for a request, by the tables, the roster and the copies of standbys.
 
-Nothing is done here; a plan is made again when its turn comes, from the tables of then.
+Only plans: nothing is changed here. A plan is made again when the turn of its request comes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move, gathered
 from godwit.errors import DefinitionError
 from godwit.model.units import Units
+from godwit.spark.change.chosen_units import checked_host
 from godwit.spark.change.migration_handle import Migration
-from godwit.spark.change.move_options import checked_host
 from godwit.spark.change.run_moves import MoveRunner
 from godwit.spark.hosts.membership import Membership
 from godwit.spark.hosts.owner_tables import OwnerTables
@@ -24,9 +24,9 @@ from godwit.spark.hosts.owner_tables import OwnerTables
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done. `standing` are the copies that take over, for moves with protocol "standby".
+    """`standing`: the copies that become owners, for protocol "standby".
 
-    `roster`: it goes by which hosts there are, so none joins or leaves beside it even if it lets none do so itself.
+    `roster`: the plan depends on the roster, so no host may join or leave meanwhile by another request.
     """
 
     moves: list[Move]
@@ -41,18 +41,18 @@ class Plan:
 
 
 class RequestPlanner:
-    """`copies` gives the copies that stand now."""
+    """`copies`: the copies of all standbys."""
 
     def __init__(
         self,
-        owners: OwnerTables,
+        tables: OwnerTables,
         members: Membership,
-        carrier: MoveRunner,
+        runner: MoveRunner,
         copies: Callable[[], list[tuple[Migration, MoveProgress]]],
     ) -> None:
-        self._owners = owners
+        self._tables = tables
         self._members = members
-        self._carrier = carrier
+        self._runner = runner
         self._copies = copies
 
     def scaled(self, count: int) -> Plan:
@@ -61,13 +61,13 @@ class RequestPlanner:
         if count >= len(now):
             return self._spread([*now, *self._members.next_hosts(count - len(now))], now)
         newest_first = sorted(now, key=lambda host: (self._group_count(host), -now.index(host)))
-        gone = newest_first[: len(now) - count]  # those with least, so that least is moved
+        gone = newest_first[: len(now) - count]  # the hosts with the fewest groups, so that few groups move
         return self._spread([host for host in now if host not in gone], now)
 
     def arranged(self, count: int, warm: int) -> Plan:
-        """So many hosts that own something, from those that are started and empty as far as there are; as many stay warm."""
+        """`count` hosts that own something, if possible from the empty ones that are started; `warm` empty hosts stay."""
         now = list(self._members.hosts())
-        owning = [host for host in now if self._owners.owned(host)]
+        owning = [host for host in now if self._tables.owned(host)]
         empty = [host for host in now if host not in owning]
         more = self._members.next_hosts(max(0, count - len(now)))
         fewest_first = sorted(owning, key=lambda host: (self._group_count(host), -now.index(host)))
@@ -78,14 +78,14 @@ class RequestPlanner:
         return replace(self._spread(chosen, [host for host in now if host not in rest[:warm]]), roster=True)
 
     def warmed(self, count: int) -> Plan:
-        """So many hosts that are started and own nothing: others join, or some of them leave."""
+        """`count` hosts that are started and own nothing: hosts join, or empty ones leave."""
         now = list(self._members.hosts())
-        empty = [host for host in now if not self._owners.owned(host)]
+        empty = [host for host in now if not self._tables.owned(host)]
         self._members.check_slots(len(now) + max(0, count - len(empty)))
         return Plan([], self._members.next_hosts(max(0, count - len(empty))), empty[count:])
 
     def _group_count(self, host: str) -> int:
-        return sum(len(units.groups) for units in self._owners.owned(host).values())
+        return sum(len(units.groups) for units in self._tables.owned(host).values())
 
     def without(self, host: Any) -> Plan:
         now = list(self._members.hosts())
@@ -95,32 +95,34 @@ class RequestPlanner:
     def _spread(self, hosts: list[str], now: list[str]) -> Plan:
         if not hosts:
             raise DefinitionError(
-                f"{now[0]} is the last host, and its keys have nowhere to go",
-                todo="Scale out before, or close the flock",
+                f"{now[0]} is the last host of this flock, so no other host can take its keys",
+                todo="Call flock.scale() with more hosts first, or close the flock",
             )
-        tables = {operator: self._owners.table(operator) for operator in self._owners.names()}
+        tables = {operator: self._tables.table(operator) for operator in self._tables.names()}
         moves = [move for name, table in tables.items() for move in planner.spread(name, table, hosts)]
         least = sum(planner.minimum(table, hosts) for table in tables.values())
         joining = [host for host in hosts if host not in now]
         return Plan(moves, joining, [host for host in now if host not in hosts], least)
 
     def moves(self, operator: str, units: Units, to: Any) -> list[Move]:
-        table = self._owners.table(operator)
+        table = self._tables.table(operator)
         target = checked_host(to, table.hosts, "to=")
-        found = [(table.owner_of(unit), target, unit) for unit in units]
-        away = [line for line in found if line[0] != target]
+        owners = [(table.owner_of(unit), target, unit) for unit in units]
+        away = [route for route in owners if route[0] != target]
         if not away:
-            raise DefinitionError(f"{target} owns all of it already", todo="Look at flock.routing()", operator=operator)
+            raise DefinitionError(
+                f"{target} already owns all of these keys", todo="Look at flock.routing()", operator=operator
+            )
         return gathered(operator, away)
 
     def rebalanced(self, operator: str) -> Plan:
-        table = self._owners.table(operator)
-        hosts = [host for host in table.hosts if self._owners.owned(host)]  # one that is kept warm stays empty
-        measured = {host: self._carrier.measure(host, operator) for host in hosts}
+        table = self._tables.table(operator)
+        hosts = [host for host in table.hosts if self._tables.owned(host)]  # a warm host stays empty
+        measured = {host: self._runner.measure(host, operator) for host in hosts}
         return Plan(planner.rebalance(operator, table, hosts, measured))
 
     def copied(self, operator: str, units: Units | None, to: Any) -> Plan:
-        table = self._owners.table(operator)
+        table = self._tables.table(operator)
         target = checked_host(to, table.hosts, "to=")
         if units is None:
             units = Units()
@@ -131,12 +133,12 @@ class RequestPlanner:
     def handed_over_from(self, host: Any) -> Plan:
         now = list(self._members.hosts())
         name = checked_host(host, now, "")
-        wanted = [Move(operator, name, "", units) for operator, units in self._owners.owned(name).items()]
+        wanted = [Move(operator, name, "", units) for operator, units in self._tables.owned(name).items()]
         return self.handed_over(wanted, leaving=[name])
 
     def handed_over(self, wanted: list[Move], leaving: Iterable[str] = ()) -> Plan:
-        """Copies that together are exactly what is wanted. A copy is handed over whole."""
-        found: list[tuple[Migration, MoveProgress]] = []
+        """The copies that together have exactly the wanted units. A copy is handed over as a whole."""
+        standing: list[tuple[Migration, MoveProgress]] = []
         for move in wanted:
             copies = [pair for pair in self._copies() if _copy_of(pair[1].move, move)]
             missing = move.units
@@ -147,16 +149,16 @@ class RequestPlanner:
                 what = (
                     f"{len(missing)} of {len(move.units)} units have no copy"
                     if missing
-                    else "a copy holds more than that"
+                    else "a copy has more units than these"
                 )
                 raise DefinitionError(
-                    f"nothing can be handed over: {what}",
-                    todo="Start copies of exactly these with flock.standby(...) and wait for it",
+                    f"the copies cannot be handed over: {what}",
+                    todo="Make copies of exactly these units with flock.standby(...), and wait for it",
                     operator=move.operator,
                     origin=move.origin,
                 )
-            found += copies
-        return Plan([course.move for _, course in found], leaving=list(leaving), standing=found)
+            standing += copies
+        return Plan([course.move for _, course in standing], leaving=list(leaving), standing=standing)
 
 
 def _copy_of(copy: Move, wanted: Move) -> bool:

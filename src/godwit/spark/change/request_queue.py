@@ -1,7 +1,7 @@
-"""Requests to a flock that runs: planned, put in line, and carried out with hosts that join before and leave after.
+"""The queue of requests to a running flock: each is planned, waits for conflicting requests, and runs in its own thread.
 
-One thread per request. Requests that touch other keys run side by side; the rest wait for their turn, and are planned anew when
-it comes, because the tables have changed by then.
+Requests for different keys run at the same time. A request that has waited is planned again, because the tables have changed
+meanwhile. Hosts join before keys move, and leave after.
 """
 
 from __future__ import annotations
@@ -21,139 +21,135 @@ from godwit.spark.change.migration_handle import Migration, show
 from godwit.spark.change.move_options import RESTART, CheckedOptions, MoveOptions, checked_options
 from godwit.spark.change.request_plans import Plan, RequestPlanner
 from godwit.spark.change.run_moves import MoveRunner, run_side_by_side
-from godwit.spark.checkpoint.history import History
-from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owner_tables import OwnerTables
+from godwit.spark.hosts.flock_parts import FlockParts
 
 STANDBY = "standby"
 
 
-Planned = Callable[[], Plan]
+MakePlan = Callable[[], Plan]
 
 
 @dataclass(slots=True)
 class QueuedRequest:
-    """A request in line, from the call until it has ended."""
+    """A request from the call until its end. `claim`: what no other request may change meanwhile."""
 
     migration: Migration
-    planned: Planned
+    make_plan: MakePlan
     claim: Claim
 
-    def holds(self) -> Claim:
-        """A standby holds only what has not been handed over yet."""
+    def current_claim(self) -> Claim:
+        """What the request claims now: a standby claims only what has not been handed over yet."""
         if not self.migration.standing:
             return self.claim
         return Claim.of([course.move for course in self.migration.courses if not course.over])
 
 
 class RequestQueue:
-    def __init__(
-        self, owners: OwnerTables, members: Membership, carrier: MoveRunner, history: History, incarnation: str
-    ) -> None:
-        self._owners = owners
-        self._members = members
-        self._carrier = carrier
-        self._history = history
-        self._plans = RequestPlanner(owners, members, carrier, self._copies)
+    def __init__(self, parts: FlockParts, runner: MoveRunner, incarnation: str) -> None:
+        self._tables = parts.tables
+        self._members = parts.members
+        self._history = parts.history
+        self._runner = runner
+        self._planner = RequestPlanner(parts.tables, parts.members, runner, self._copies)
         self._incarnation = incarnation[:4]
         self._turn = threading.Condition()
-        self._line: list[QueuedRequest] = []
+        self._requests: list[QueuedRequest] = []
         self._ends = 0
         self._running = 0
         self._next = 0
 
-    # -- what can be asked for ---------------------------------------------------------------------------------------
+    # -- kinds of requests -------------------------------------------------------------------------------------------
 
     def scale(self, hosts: Any, given: MoveOptions) -> Migration:
         if not isinstance(hosts, int) or isinstance(hosts, bool) or hosts < 1:
-            raise DefinitionError(f"a flock cannot have {hosts!r} hosts", todo="Give a number from 1 up")
-        options = self._piecewise(given, "scale")
-        return self._submit("scale", lambda: self._plans.scaled(hosts), options, hosts=hosts)
+            raise DefinitionError(f"hosts={hosts!r} is not allowed", todo="Give a number from 1 up")
+        options = self._without_standby(given, "scale")
+        return self._submit("scale", lambda: self._planner.scaled(hosts), options, hosts=hosts)
 
     def arrange(self, hosts: int, warm: int, given: MoveOptions) -> Migration:
-        """As `scale`, for hosts that own something; so many more stay, or are taken, that are started and empty."""
-        options = self._piecewise(given, "scale")
-        return self._submit("scale", lambda: self._plans.arranged(hosts, warm), options, hosts=hosts)
+        """As `scale`, but `hosts` counts hosts that own something; `warm` empty hosts stay started beside them."""
+        options = self._without_standby(given, "scale")
+        return self._submit("scale", lambda: self._planner.arranged(hosts, warm), options, hosts=hosts)
 
     def warm(self, count: int, given: MoveOptions) -> Migration:
-        """Have so many hosts that are started and own nothing."""
+        """Start or stop empty hosts until there are so many."""
         options = checked_options(given)
-        return self._submit("warm", lambda: self._plans.warmed(count), options, warm=count)
+        return self._submit("warm", lambda: self._planner.warmed(count), options, warm=count)
 
     def drain(self, host: Any, given: MoveOptions) -> Migration:
         options = checked_options(given)
-        planned = self._plans.handed_over_from if options.protocol == STANDBY else self._plans.without
-        return self._submit("drain", lambda: planned(host), options, host=host)
+        make_plan = self._planner.handed_over_from if options.protocol == STANDBY else self._planner.without
+        return self._submit("drain", lambda: make_plan(host), options, host=host)
 
     def move(self, operator: str, units: Units, to: Any, given: MoveOptions) -> Migration:
         options = checked_options(given)
 
-        def planned() -> Plan:
-            moves = self._plans.moves(operator, units, to)
-            return self._plans.handed_over(moves) if options.protocol == STANDBY else Plan(moves)
+        def make_plan() -> Plan:
+            moves = self._planner.moves(operator, units, to)
+            return self._planner.handed_over(moves) if options.protocol == STANDBY else Plan(moves)
 
-        return self._submit("move", planned, options, operator=operator, to=to)
+        return self._submit("move", make_plan, options, operator=operator, to=to)
 
     def rebalance(self, operator: str, given: MoveOptions) -> Migration:
-        options = self._piecewise(given, "rebalance")
-        return self._submit("rebalance", lambda: self._plans.rebalanced(operator), options, operator=operator)
+        options = self._without_standby(given, "rebalance")
+        return self._submit("rebalance", lambda: self._planner.rebalanced(operator), options, operator=operator)
 
     def standby(self, operator: str, units: Units | None, to: Any, given: MoveOptions) -> Migration:
         if "protocol" in given and given["protocol"] != STANDBY:
             raise DefinitionError(
-                f"a standby is kept by protocol 'standby', not {given['protocol']!r}", todo="Leave protocol= out"
+                f"flock.standby uses protocol 'standby', not {given['protocol']!r}", todo="Leave protocol= out"
             )
         options = checked_options({**given, "protocol": STANDBY})
         return self._submit(
-            "standby", lambda: self._plans.copied(operator, units, to), options, operator=operator, to=to
+            "standby", lambda: self._planner.copied(operator, units, to), options, operator=operator, to=to
         )
 
-    def _piecewise(self, given: MoveOptions, kind: str) -> CheckedOptions:
+    def _without_standby(self, given: MoveOptions, kind: str) -> CheckedOptions:
         options = checked_options(given)
         if options.protocol == STANDBY:
             raise DefinitionError(
-                f"{kind} decides itself where keys go, and copies are only where you have asked for them",
-                todo="Use move or drain with protocol='standby', or another protocol",
+                f"{kind} chooses the targets itself, and protocol='standby' needs copies on the target",
+                todo="Use another protocol; or flock.move or flock.drain with protocol='standby'",
             )
         return options
 
     def _copies(self) -> list[tuple[Migration, MoveProgress]]:
-        """Those that stand, and those that are to stand: what was lost is being made again."""
+        """The copies of all standbys, also those that are being made, or made again after a loss."""
         with self._turn:
-            kept = [request.migration for request in self._line if request.migration.kind == "standby"]
-        return [(one, course) for one in kept for course in one.courses if not course.over]
+            standbys = [request.migration for request in self._requests if request.migration.kind == "standby"]
+        return [(standby, course) for standby in standbys for course in standby.courses if not course.over]
 
     def copies_of(self, host: str) -> dict[str, dict[str, Units]]:
-        """Of what this host owns, copies that stand: by operator and by the host that has them."""
-        found: dict[str, dict[str, Units]] = {}
+        """The complete copies of units of this host, by operator and by the host that has the copy."""
+        copies: dict[str, dict[str, Units]] = {}
         for _, course in self._copies():
             if course.move.origin == host and course.stood:
-                share = found.setdefault(course.move.operator, {})
+                share = copies.setdefault(course.move.operator, {})
                 share[course.move.target] = share.get(course.move.target, Units()) | course.move.units
-        return found
+        return copies
 
     def taken_over(self, host: str) -> None:
-        """What this host had has other owners: there is nothing left to copy from it, and no copy left on it."""
+        """Other hosts own the units of this lost host now: end the copies of its units, and the copies on it."""
         for migration, course in self._copies():
             if course.move.origin == host and course.stood:
                 course.moved |= {unit: 0 for unit in course.move.units if unit not in course.moved}
             if course.move.target == host:
                 migration.abort(f"{host}, which had the copies, was lost")
 
-    # -- the line ----------------------------------------------------------------------------------------------------
+    # -- the queue ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, kind: str, planned: Planned, options: CheckedOptions, **asked: Any) -> Migration:
-        plan = planned()  # now, so that what is wrong is told to the caller
+    def _submit(self, kind: str, make_plan: MakePlan, options: CheckedOptions, **fields: Any) -> Migration:
+        plan = make_plan()  # now, so that the caller gets the error
         with self._turn:
             self._next = max(self._next + 1, self._history.next_number())
             migration = Migration(f"m{self._next}-{self._incarnation}", kind, options, self._abort)
-            request = QueuedRequest(migration, planned, self._claim(plan, options))
-            against = self._against(request, plan)
-            asked |= {"operators": sorted({move.operator for move in plan.moves})} | options.for_history()
-            self._history.add("requested", migration=migration.id, kind=kind, **asked)
-            if against is not None and (options.on_conflict == "refuse" or against[0].standing):
-                self._refuse(migration, *against)
-            self._line.append(request)
+            request = QueuedRequest(migration, make_plan, self._claim(plan, options))
+            conflict = self._conflict(request, plan)
+            fields |= {"operators": sorted({move.operator for move in plan.moves})} | options.for_history()
+            self._history.add("requested", migration=migration.id, kind=kind, **fields)
+            if conflict is not None and (options.on_conflict == "refuse" or conflict[0].standing):
+                self._refuse(migration, *conflict)
+            self._requests.append(request)
             self._running += 1
         name = f"godwit-{kind}-{migration.id}"
         threading.Thread(target=self._run, args=(request,), name=name, daemon=True).start()
@@ -162,45 +158,45 @@ class RequestQueue:
         return migration
 
     def _claim(self, plan: Plan, options: CheckedOptions) -> Claim:
-        """A restart takes everything down, so nothing else goes on beside it."""
+        """What the plan changes. A restart stops everything, so it claims everything."""
         if options.protocol != RESTART:
             return plan.claim()
-        everything = Units(frozenset(range(self._owners.group_count())))
+        everything = Units(frozenset(range(self._tables.group_count())))
         targets = frozenset(move.target for move in plan.moves)
-        return Claim(dict.fromkeys(self._owners.names(), everything), targets, frozenset(plan.leaving), roster=True)
+        return Claim(dict.fromkeys(self._tables.names(), everything), targets, frozenset(plan.leaving), roster=True)
 
     def _refuse(self, migration: Migration, other: Migration, reason: str) -> None:
         self._history.add("refused", migration=migration.id, by=other.id, reason=reason)
         raise DefinitionError(
             f"{other.id} ({other.kind}) is under way: {reason}",
-            todo="Hand over with protocol='standby', or abort() it"
+            todo="Hand its copies over with protocol='standby', or abort() it"
             if other.standing
             else "Wait for it, abort() it, or pass on_conflict='queue'",
             migration=migration.id,
         )
 
-    def _against(self, request: QueuedRequest, plan: Plan) -> tuple[Migration, str] | None:
-        """The first request before this one that it cannot run beside. The copies that are handed over are not in the way."""
+    def _conflict(self, request: QueuedRequest, plan: Plan) -> tuple[Migration, str] | None:
+        """The first earlier request that conflicts, and why. A standby whose copies the plan hands over does not conflict."""
         own = {id(standby) for standby, _ in plan.standing}
-        for other in self._line:
+        for other in self._requests:
             if other is request:
                 return None
             if id(other.migration) not in own:
-                reason = request.claim.conflict(other.holds(), self._owners.group_count())
+                reason = request.claim.conflict(other.current_claim(), self._tables.group_count())
                 if reason:
                     return other.migration, reason
         return None
 
     def _await_turn(self, request: QueuedRequest) -> Plan | None:
-        """The plan as of now, when nothing before it is in the way any more; None if it was aborted in line."""
+        """Wait until no earlier request conflicts, and return the plan of then; None if the request was aborted meanwhile."""
         while True:
             with self._turn:
                 ends = self._ends
-            plan = request.planned()
+            plan = request.make_plan()
             with self._turn:
                 request.claim = self._claim(plan, request.migration.options)
                 while ends == self._ends and request.migration.aborting is None:
-                    if self._against(request, plan) is None:
+                    if self._conflict(request, plan) is None:
                         return plan
                     self._turn.wait()
                 if request.migration.aborting is not None:
@@ -211,15 +207,15 @@ class RequestQueue:
             self._turn.notify_all()
         for course in list(migration.courses):
             if course.attempt and not course.over:
-                self._carrier.abort(course, reason)
+                self._runner.abort(course, reason)
 
     def keys_move(self) -> bool:
-        """Whether keys move, or are about to; copies that stand do not, nor does a host that joins to be warm."""
+        """Whether a request that moves keys runs or waits. Complete copies of a standby do not count, nor do warm hosts."""
         with self._turn:
-            return any(one.migration.kind != "warm" and not one.migration.standing for one in self._line)
+            return any(queued.migration.kind != "warm" and not queued.migration.standing for queued in self._requests)
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """Until nothing is in line; for a flock that closes, whose requests end by themselves."""
+        """Wait until all requests have ended. When a flock closes, its requests end by themselves."""
         with self._turn:
             return self._turn.wait_for(lambda: not self._running, timeout_s)
 
@@ -236,7 +232,7 @@ class RequestQueue:
                 outcome, reason = "aborted", migration.aborting or ""
         except GodwitError as broken:
             reason, error = str(broken), broken
-        except Exception as broken:  # noqa: BLE001 whoever waits must hear of it
+        except Exception as broken:  # noqa: BLE001 the thread that waits raises it
             error = Bug(f"{type(broken).__name__}: {broken}", migration=migration.id)
             reason = str(error)
         finally:
@@ -245,16 +241,16 @@ class RequestQueue:
     def _end(self, request: QueuedRequest, outcome: str, reason: str, error: GodwitError | None) -> None:
         migration = request.migration
         with self._turn:
-            self._line.remove(request)
+            self._requests.remove(request)
             self._ends += 1
             self._turn.notify_all()
-        seen = migration.report()
-        kept = ("keys", "bytes", "groups_moved", "groups_minimum", "keys_moved_apart", "reconfiguration_s", "stall")
+        report = migration.report()
+        recorded = ("keys", "bytes", "groups_moved", "groups_minimum", "keys_moved_apart", "reconfiguration_s", "stall")
         try:
-            told = {name: seen[name] for name in kept}
+            figures = {name: report[name] for name in recorded}
             operators = sorted({course.move.operator for course in migration.courses})
             self._history.add(
-                "ended", migration=migration.id, operators=operators, outcome=outcome, reason=reason, **told
+                "ended", migration=migration.id, operators=operators, outcome=outcome, reason=reason, **figures
             )
         finally:
             migration.end(outcome, reason, error)
@@ -294,23 +290,23 @@ class RequestQueue:
     def _move(self, migration: Migration, plan: Plan) -> None:
         if plan.standing:
             migration.courses.extend(course for _, course in plan.standing)
-            jobs = [lambda pair=pair: self._carrier.hand_over(*pair) for pair in plan.standing]
+            jobs = [lambda pair=pair: self._runner.hand_over(*pair) for pair in plan.standing]
             run_side_by_side(jobs)
             return
         order = "sudden" if migration.options.protocol == RESTART else migration.options.order
-        self._carrier.carry(migration, plan.moves, order, migration.options.protocol)
+        self._runner.run(migration, plan.moves, order, migration.options.protocol)
 
     def _leave(self, migration: Migration, leaving: list[str]) -> None:
-        """Again until they are empty: keys routed apart follow their groups, and an operator may have been defined since."""
+        """Repeat until the hosts are empty: keys routed apart move after their groups, and new operators may exist since."""
         others = [host for host in self._members.hosts() if host not in leaving]
-        staying = [host for host in others if self._owners.owned(host)] or others  # one that is kept warm stays empty
+        staying = [host for host in others if self._tables.owned(host)] or others  # a warm host stays empty
         protocol = "pause" if migration.options.protocol == STANDBY else migration.options.protocol
         order = migration.options.order
         while not self._members.leave(leaving):
-            tables = {name: self._owners.table(name) for name in self._owners.names()}
+            tables = {name: self._tables.table(name) for name in self._tables.names()}
             moves = [move for name, table in tables.items() for move in planner.spread(name, table, staying)]
             moves = moves or [m for name, table in tables.items() for m in planner.keys_home(name, table, leaving)]
-            self._carrier.carry(migration, moves, order, protocol)
+            self._runner.run(migration, moves, order, protocol)
             if migration.aborting is not None or any(course.left for course in migration.courses):
                 return
 
@@ -322,8 +318,8 @@ class RequestQueue:
         reason = next(course.reason for course in migration.courses if course.left)
         kind = NotDeterministic if NotDeterministic.code in reason else HostUnavailable
         error = kind(
-            f"{left} units stayed where they were: {reason or 'no reason was given'}",
-            todo="Look at flock.history(), and ask again",
+            f"{left} units were not moved: {reason or 'no reason was given'}",
+            todo="Look at flock.history(), and request the move again",
             migration=migration.id,
         )
         return "incomplete", reason, error

@@ -25,9 +25,7 @@ from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.spark.change.migration_handle import Migration
 from godwit.spark.change.move_options import RESTART
-from godwit.spark.checkpoint.history import History
-from godwit.spark.hosts.host_jobs import Hosts
-from godwit.spark.hosts.owner_tables import OwnerTables
+from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.transport import typed
 
 TRIES = 3
@@ -39,13 +37,13 @@ LOST = ("", "the target was lost")  # reasons that a second try may mend
 class MoveRunner:
     """`has_code` tells whether hosts have an operator's processor, without which rows cannot be replayed."""
 
-    def __init__(self, hosts: Hosts, owners: OwnerTables, history: History, has_code: Callable[[str], bool]) -> None:
-        self._hosts = hosts
-        self._owners = owners
-        self._history = history
+    def __init__(self, parts: FlockParts, has_code: Callable[[str], bool]) -> None:
+        self._hosts = parts.hosts
+        self._tables = parts.tables
+        self._history = parts.history
         self._has_code = has_code
 
-    def carry(self, migration: Migration, moves: Sequence[Move], order: str, protocol: str) -> None:
+    def run(self, migration: Migration, moves: Sequence[Move], order: str, protocol: str) -> None:
         """All moves, round by round. Moves that come to nothing are told in their courses, errors are raised."""
         courses = {id(move): MoveProgress(move) for move in moves}
         migration.courses.extend(courses.values())
@@ -130,7 +128,7 @@ class MoveRunner:
             if answer.state == "unknown":
                 return None
             migration.heard(course, typed.to_fields(answer))
-            self._owners.moved(course.move.operator, course.moved, course.move.target)
+            self._tables.moved(course.move.operator, course.moved, course.move.target)
             if answer.state == "ended":
                 waits = {"target_waits": self._waits(course.move, answer.began_ms)}
                 migration.heard(course, typed.to_fields(answer) | waits)
@@ -151,9 +149,9 @@ class MoveRunner:
         """What has moved, by the word of both hosts, once they agree."""
         move = course.move
         while True:
-            origin = self._owners.ask(move.origin, move.operator)
+            origin = self._tables.ask(move.origin, move.operator)
             try:
-                target = self._owners.ask(move.target, move.operator)
+                target = self._tables.ask(move.target, move.operator)
             except HostUnavailable:
                 if origin is None or any(origin.share(unit).stand is not Stand.MINE for unit in left):
                     raise
@@ -167,7 +165,7 @@ class MoveRunner:
 
     def _learn(self, course: MoveProgress, moved: dict[Unit, int]) -> None:
         course.moved |= moved
-        self._owners.moved(course.move.operator, course.moved, course.move.target)
+        self._tables.moved(course.move.operator, course.moved, course.move.target)
 
     def _note(self, migration: Migration, course: MoveProgress, before: dict[Unit, int]) -> None:
         move = course.move

@@ -75,7 +75,7 @@ class StateSource(DataSource):
                 "the option path is missing",
                 todo='Give the directory: .option("path", checkpoint), or .load(checkpoint)',
             )
-        return FlockDirectory.found(path), self.options.get("operator")
+        return FlockDirectory.existing(path), self.options.get("operator")
 
     def _committed(self, binding: Binding | None) -> int:
         given = self.options.get("committedbatch")
@@ -189,7 +189,7 @@ class OperatorsReader(DataSourceReader):
         self._path = path
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        directory = FlockDirectory.found(self._path)
+        directory = FlockDirectory.existing(self._path)
         for name in directory.operators():
             spec, binding = known_operator(directory, name)
             key = ", ".join(f"{column.name} {column.type}" for column in spec.key_schema)

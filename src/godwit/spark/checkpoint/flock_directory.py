@@ -75,16 +75,16 @@ class FlockDirectory:
         found = _read_json(path / "flock.json")
         if found is None:
             _check_empty(path)
-            home = cls(path, new_name(), Routing.spread([f"host-{i}" for i in range(hosts)], groups))
-            content = {"format": FORMAT, "flock": home.flock, "routing": home.routing.to_dict()}
+            directory = cls(path, new_name(), Routing.spread([f"host-{i}" for i in range(hosts)], groups))
+            content = {"format": FORMAT, "flock": directory.flock, "routing": directory.routing.to_dict()}
             replace_json(path / "flock.json", content)
-            return home
-        home = _described(path, found)
-        home._check_same("groups", len(home.routing.owners), groups)
-        return home
+            return directory
+        directory = _described(path, found)
+        directory._check_same("groups", len(directory.routing.owners), groups)
+        return directory
 
     @classmethod
-    def found(cls, checkpoint: str | os.PathLike[str]) -> FlockDirectory:
+    def existing(cls, checkpoint: str | os.PathLike[str]) -> FlockDirectory:
         """For readers: one that is there, as it is. Nothing is written."""
         path = checked_path(checkpoint)
         described = _read_json(path / "flock.json")
@@ -105,7 +105,7 @@ class FlockDirectory:
         """The hosts there are now, or that are just joining or leaving."""
         return read_roster(self.path) or self.routing.hosts
 
-    def keep_roster(self, hosts: Sequence[str]) -> None:
+    def write_roster(self, hosts: Sequence[str]) -> None:
         """Remember the hosts; a number that was given once is never given again, because a host's log is history."""
         used = max(_number(host) for host in (*self.roster(), *self.routing.hosts, *hosts))
         number = max((_read_json(self.path / ROSTER) or {}).get("next", 0), used + 1)
@@ -134,7 +134,7 @@ class FlockDirectory:
         except GARBLED as error:
             raise _damaged(self._operator_path(name), error) from error
 
-    def keep(self, spec: OperatorSpec, binding: Binding | None, initialised: bool = False) -> None:
+    def write_operator(self, spec: OperatorSpec, binding: Binding | None, initialised: bool = False) -> None:
         """Remember an operator; what is known already of its binding and initial state stays."""
         path = self._operator_path(spec.name)
         before = _read_json(path) or {}

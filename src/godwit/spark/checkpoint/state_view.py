@@ -1,13 +1,13 @@
-"""Committed state as a Spark DataFrame: one partition per host, decoded where it is read.
+"""Committed state as a Spark DataFrame: one partition per host, decoded in the tasks.
 
-From the hosts of a flock that is open, or from the logs of a checkpoint, whoever has that open.
+The rows come from the hosts of an open flock, or from the logs of a checkpoint, which another flock may have open.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -25,47 +25,59 @@ from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.run_admission import Binding, committed_batch
 
 
-def state_frame(
-    spark: SparkSession,
-    home: FlockDirectory,
-    incarnation: str,
-    token: str,
-    spec: OperatorSpec,
-    binding: Binding | None,
-    controller: str,
-    letters: bool = False,
-) -> DataFrame:
-    """The state of every key, or its dead letters, as of a committed batch: the newest, or while one runs the one before."""
-    batch, parts = _committed(spark, binding), groups_by_host(home, spec.name)
-    reader = StateReader(spec, str(home.path), parts, batch, incarnation, token, controller=controller)
-    if letters:
-        return _frame(spark, replace(reader, rows_of=rows_of_letters), letters_schema(spec))
-    return _frame(spark, reader, state_schema(spec))
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """The committed state of an operator of an open flock.
+
+    It is the state after the newest committed batch or, while a batch is in progress, after the one before.
+    """
+
+    spark: SparkSession
+    directory: FlockDirectory
+    spec: OperatorSpec
+    binding: Binding | None
+    incarnation: str
+    token: str = field(repr=False)
+    controller: str
+
+    def state(self) -> DataFrame:
+        return _frame(self.spark, self._reader(), state_schema(self.spec))
+
+    def dead_letters(self) -> DataFrame:
+        reader = replace(self._reader(), rows_of=rows_of_letters)
+        return _frame(self.spark, reader, letters_schema(self.spec))
+
+    def _reader(self) -> StateReader:
+        batch, parts = _committed(self.spark, self.binding), groups_by_host(self.directory, self.spec.name)
+        path = str(self.directory.path)
+        return StateReader(self.spec, path, parts, batch, self.incarnation, self.token, controller=self.controller)
 
 
 def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator: str) -> DataFrame:
     """Committed state of an operator from a checkpoint, as `Flock.state` shows it, without opening the checkpoint.
 
-    A flock that has the checkpoint open goes on undisturbed: its logs are read, and nothing is written. Every key is shown as
-    of a committed batch, the newest or, while one is being processed, the one before it.
+    A flock that has the checkpoint open is not disturbed: its logs are read, and nothing is written. Every key has its state of
+    a committed batch: the newest one or, while a batch is in progress, the one before.
     """
-    home = FlockDirectory.found(checkpoint)
-    spec, binding = known_operator(home, str(operator))
-    batch, parts = _committed(spark, binding), groups_by_host(home, spec.name)
-    return _frame(spark, LogReader(spec, str(home.path), parts, batch, "", ""), state_schema(spec))
+    directory = FlockDirectory.existing(checkpoint)
+    spec, binding = known_operator(directory, str(operator))
+    batch, parts = _committed(spark, binding), groups_by_host(directory, spec.name)
+    return _frame(spark, LogReader(spec, str(directory.path), parts, batch, "", ""), state_schema(spec))
 
 
-def known_operator(home: FlockDirectory, operator: str) -> tuple[OperatorSpec, Binding | None]:
-    known = home.operator(operator)
+def known_operator(directory: FlockDirectory, operator: str) -> tuple[OperatorSpec, Binding | None]:
+    known = directory.operator(operator)
     if known is None:
         raise DefinitionError(
-            "no operator of this name in this checkpoint",
-            todo=f"There are: {', '.join(home.operators()) or 'none yet'}",
+            "this checkpoint has no operator of this name",
+            todo=f"The operators are: {', '.join(directory.operators()) or 'none yet'}",
             operator=operator,
         )
     if known[0].ephemeral:
         raise DefinitionError(
-            "the operator is over a batch DataFrame, whose state ends with its evaluation", operator=operator
+            "the operator is over a batch DataFrame, and its state ends with the evaluation",
+            todo="Read the output of the DataFrame instead",
+            operator=operator,
         )
     return known
 
@@ -74,8 +86,8 @@ def _committed(spark: SparkSession, binding: Binding | None) -> int:
     return committed_batch(spark, binding.checkpoint) if binding else -1
 
 
-def groups_by_host(home: FlockDirectory, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:
-    routing = read_routing(str(home.path), operator) or home.routing
+def groups_by_host(directory: FlockDirectory, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:
+    routing = read_routing(str(directory.path), operator) or directory.routing
     return tuple((host, frozenset(routing.groups_of(host))) for host in routing.hosts)
 
 

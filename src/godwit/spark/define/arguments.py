@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -25,35 +26,50 @@ def key_names(keys: Any) -> tuple[str, ...]:
     return names
 
 
-def check_arguments(
-    hosts: Any,
-    durability: str | None,
-    groups: Any,
-    on_gap: str,
-    token: Any,
-    recovery: str,
-    backup: Any,
-    take_over: Any,
-    wait_s: Any,
-) -> None:
-    is_time = isinstance(wait_s, (int, float)) and not isinstance(wait_s, bool) and 0 < wait_s < math.inf
-    for name, value, good, allowed in (
-        ("hosts", hosts, isinstance(hosts, int) and hosts >= 1, "a number from 1 up"),
-        ("durability", durability, durability in (None, "process", "disk"), "'process' or 'disk'"),
-        ("groups", groups, isinstance(groups, int) and groups >= 1, "a number from 1 up"),
-        ("recovery", recovery, recovery in ("storage", "parallel"), "'storage' or 'parallel'"),
-        ("backup", backup, isinstance(backup, bool), "True or False"),
-        ("take_over", take_over, isinstance(take_over, bool), "True or False"),
-        ("wait_s", wait_s, is_time, "seconds above 0"),
-        ("onGap", on_gap, on_gap in ("error", "accept"), "'error' or 'accept'"),
-    ):
-        if not good:
-            raise DefinitionError(f"{name}={value!r} is not allowed", todo=f"Give {allowed}")
-    if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token.strip()):
-        raise DefinitionError(
-            "token= is not text that can be sent",
-            todo="Give printable ASCII text that is not empty, or leave token= out",
-        )
+@dataclass(frozen=True, slots=True)
+class FlockArguments:
+    """Arguments of `Flock` that are wrong or right by themselves."""
+
+    hosts: Any
+    durability: Any
+    groups: Any
+    recovery: Any
+    backup: Any
+    take_over: Any
+    wait_s: Any
+    on_gap: Any
+    token: Any
+
+    def check(self) -> None:
+        for name, value, good, allowed in (
+            ("hosts", self.hosts, _is_count(self.hosts), "a number from 1 up"),
+            ("durability", self.durability, self.durability in (None, "process", "disk"), "'process' or 'disk'"),
+            ("groups", self.groups, _is_count(self.groups), "a number from 1 up"),
+            ("recovery", self.recovery, self.recovery in ("storage", "parallel"), "'storage' or 'parallel'"),
+            ("backup", self.backup, isinstance(self.backup, bool), "True or False"),
+            ("take_over", self.take_over, isinstance(self.take_over, bool), "True or False"),
+            ("wait_s", self.wait_s, _is_duration(self.wait_s), "seconds above 0"),
+            ("onGap", self.on_gap, self.on_gap in ("error", "accept"), "'error' or 'accept'"),
+        ):
+            if not good:
+                raise DefinitionError(f"{name}={value!r} is not allowed", todo=f"Give {allowed}")
+        if self.token is not None and not _is_token(self.token):
+            raise DefinitionError(
+                "token= is not text that can be sent",
+                todo="Give printable ASCII text that is not empty, or leave token= out",
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isprintable() and bool(value.strip())
 
 
 def check_silence(silent_s: Any) -> None:

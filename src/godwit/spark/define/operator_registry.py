@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +22,6 @@ from godwit.runtime.messages import Define, OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.router.route import Numbering, Route, Task
 from godwit.runtime.router.router import Router
-from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.run_admission import Binding, RunAdmission
 from godwit.spark.checkpoint.source_offsets import stream_columns
 from godwit.spark.define import timer_source
@@ -38,43 +37,47 @@ from godwit.spark.define.operator_frame import (
     with_identity,
     with_ticks,
 )
-from godwit.spark.hosts.host_jobs import Hosts
-from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owner_tables import OwnerTables
+from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.pyspark_api.schemas import input_schema
 
 
+@dataclass(frozen=True, slots=True)
+class RouterAccess:
+    """How routers reach the hosts of the flock. `wait_s`: how long a task waits for a host that is down."""
+
+    token: str = field(repr=False)
+    wait_s: float
+    incarnation: str
+
+
 class OperatorRegistry:
-    """`operators`: the operators that were defined since the flock was opened, by name."""
+    """The operators that were defined since the flock was opened, and access to those of the checkpoint."""
 
     def __init__(
         self,
         spark: SparkSession,
-        home: FlockDirectory,
-        hosts: Hosts,
+        parts: FlockParts,
         controller: Controller,
-        owners: OwnerTables,
-        members: Membership,
         admission: RunAdmission,
-        token: str,
-        wait_s: float,
-        incarnation: str,
+        access: RouterAccess,
     ) -> None:
-        self.operators: dict[str, Operator] = {}
         self._spark = spark
-        self._home = home
-        self._hosts = hosts
+        self._directory = parts.directory
+        self._hosts = parts.hosts
+        self._tables = parts.tables
+        self._members = parts.members
         self._controller = controller
-        self._owners = owners
-        self._members = members
         self._admission = admission
-        self._token = token
-        self._wait_s = wait_s
-        self._incarnation = incarnation
+        self._access = access
+        self._operators: dict[str, Operator] = {}
+
+    def is_defined(self, name: str) -> bool:
+        """Whether hosts have the processor of the operator."""
+        return name in self._operators
 
     def define(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
         checked_name(definition.name)
-        if definition.name in self.operators:
+        if definition.name in self._operators:
             raise DefinitionError(
                 "an operator of this name is already defined on this flock",
                 todo="Give each operator a name of its own",
@@ -89,19 +92,19 @@ class OperatorRegistry:
         self._admission.merges[definition.name] = bool(operator.spec.merge)
         with self._members.changing:
             ephemeral = operator.spec.ephemeral
-            routing = self._fixed_routing() if ephemeral else self._owners.define(definition.name)
+            routing = self._fixed_routing() if ephemeral else self._tables.define(definition.name)
             self._announce(operator, routing)
         route = self._route(operator, numbering(definition), routing)
-        if start is not None and not operator.spec.ephemeral and not self._home.initialised(definition.name):
+        if start is not None and not operator.spec.ephemeral and not self._directory.initialised(definition.name):
             self._initialise(operator, start, route)
         return self._frame(definition, operator, route)
 
     def _fixed_routing(self) -> Routing:
         """The table of an operator over a batch DataFrame: its state lives for one evaluation and is never moved."""
-        return Routing.spread(self._home.roster(), len(self._home.routing.owners))
+        return Routing.spread(self._directory.roster(), len(self._directory.routing.owners))
 
     def _check_fits_checkpoint(self, operator: Operator) -> None:
-        recorded = self._home.operator(operator.spec.name)
+        recorded = self._directory.operator(operator.spec.name)
         if recorded is not None:
             operator.spec.check_fits(recorded[0])
 
@@ -116,24 +119,24 @@ class OperatorRegistry:
         except GodwitError:
             self._controller.remove(operator.spec.name)
             raise
-        self._home.keep(operator.spec, None)
-        self.operators[operator.spec.name] = operator
+        self._directory.write_operator(operator.spec, None)
+        self._operators[operator.spec.name] = operator
 
     def _route(self, operator: Operator, numbered_by: Numbering, routing: Routing) -> Route:
         spec = operator.spec
         return Route(
             operator=spec.name,
-            checkpoint=str(self._home.path),
+            checkpoint=str(self._directory.path),
             routing=routing,
             output_schema=spec.output_schema,
             key_names=tuple(spec.key_schema.names),
-            token=self._token,
+            token=self._access.token,
             null_keys=spec.null_keys,
             event_time=spec.event_time,
             gather=spec.flavour != "native",
             numbering=numbered_by,
-            wait_s=self._wait_s,
-            incarnation=self._incarnation,
+            wait_s=self._access.wait_s,
+            incarnation=self._access.incarnation,
             timers=spec.time_mode != "none",
             merge=spec.merge,
             checked=True,
@@ -146,12 +149,12 @@ class OperatorRegistry:
             ticks = timer_source.ticks(self._spark, route)
             self._admission.sources[definition.name] |= stream_columns(ticks)
             rows = with_ticks(rows, ticks)
-        return routed(rows, route, self._incarnation)
+        return routed(rows, route, self._access.incarnation)
 
     def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
         """Send the initial rows to the hosts now, by a Spark job of their own, before any batch of the stream."""
         schema = input_schema(frame.drop(frame.columns[-1]))
-        incarnation = self._incarnation
+        incarnation = self._access.incarnation
         batch = BatchRef(
             "initial", f"initial-{uuid4().hex}", INITIAL_BATCH
         )  # unique, because another job may divide the rows otherwise
@@ -164,21 +167,21 @@ class OperatorRegistry:
             )
 
         frame.mapInArrow(body, "none int").count()
-        self._home.keep(operator.spec, None, initialised=True)
+        self._directory.write_operator(operator.spec, None, initialised=True)
 
     def admitted(self, name: str) -> None:
         """A run of the operator's query was admitted: the checkpoint records which query that is."""
-        operator = self.operators.get(name)
+        operator = self._operators.get(name)
         if operator is not None:
-            self._home.keep(operator.spec, self._admission.bindings[name])
+            self._directory.write_operator(operator.spec, self._admission.bindings[name])
 
     def known(self, name: str) -> tuple[OperatorSpec, Binding | None]:
         """An operator of this checkpoint, also if it was defined before the flock was opened."""
-        recorded = self._home.operator(str(name))
+        recorded = self._directory.operator(str(name))
         if recorded is None:
             raise DefinitionError(
                 "no operator of this name on this flock",
-                todo=f"The operators are: {', '.join(sorted(self.operators)) or 'none yet'}",
+                todo=f"The operators are: {', '.join(sorted(self._operators)) or 'none yet'}",
                 operator=name,
             )
         return recorded

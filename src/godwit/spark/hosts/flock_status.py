@@ -16,7 +16,7 @@ from godwit.transport import line, typed
 
 
 def flock_status(
-    home: FlockDirectory, owners: OwnerTables, controller: Controller, jobs: Sequence[HostJob], token: str
+    directory: FlockDirectory, tables: OwnerTables, controller: Controller, jobs: Sequence[HostJob], token: str
 ) -> dict[str, Any]:
     """Hosts by name, with the groups they own of all operators; and operators by name with their instances."""
     hosts: dict[str, Any] = {}
@@ -27,7 +27,7 @@ def flock_status(
         instances = report.pop("instances", [])
         hosts[name] = {
             "restarts": job.restarts,
-            "groups": sum(len(units.groups) for units in owners.owned(name).values()),
+            "groups": sum(len(units.groups) for units in tables.owned(name).values()),
             **report,
         }
         if job.gave_up:
@@ -36,7 +36,7 @@ def flock_status(
             operators.setdefault(instance["operator"], {"instances": {}})["instances"][name] = instance
     for operator in operators.values():
         operator |= _totals(list(operator["instances"].values()))
-    return {"flock": home.flock, "checkpoint": str(home.path), "hosts": hosts, "operators": operators}
+    return {"flock": directory.flock, "checkpoint": str(directory.path), "hosts": hosts, "operators": operators}
 
 
 def _ask(controller: Controller, name: str, token: str) -> dict[str, Any]:

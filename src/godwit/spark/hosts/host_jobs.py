@@ -1,84 +1,35 @@
-"""Hosts as Spark tasks: each one a job of its own, so that they can be started, watched and stopped one by one.
+"""A host as a Spark job of its own, so that each host can be started, watched and stopped alone.
 
-A host that dies takes its job with it; the job is submitted again at once, and the new generation goes on from the changelog.
+The job ends with its host, and is submitted again at once. The new generation of the host reads its state from the changelog.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from pyspark import InheritableThread, SparkContext, TaskContext
+from pyspark import InheritableThread, SparkContext
 
-from godwit.errors import Bug, CheckpointUnusable, Fenced, GodwitError, HostUnavailable
+from godwit.errors import CheckpointUnusable, Fenced, HostUnavailable
 from godwit.runtime.controller import Controller
-from godwit.runtime.host.host import Host, HostConfig
-from godwit.runtime.liveness.leases import check_owner, end_lease, host_directory, read_lease, write_failure
-from godwit.runtime.messages import CheckTakenOver, ReportFailure, Stop
+from godwit.runtime.host.host import HostConfig
+from godwit.runtime.liveness.leases import check_owner, end_lease, host_directory, read_lease
+from godwit.spark.hosts.host_task import serve
 from godwit.spark.hosts.task_slots import TaskSlots
-from godwit.transport import line, typed
-from godwit.transport.typed import Reply
 
-START_TIMEOUT_S = 120.0
-TAKEOVER_S = 600.0  # others may have much to read
-ASK_AGAIN_S = 1.0  # a host that only could not be reached for a moment registers no new generation
 PAUSE_S_MAX = 5.0
 TASK_ENDED = "its task ended"
-FAILURES_MAX = 3  # starts in a row that never came to serving: then something is wrong that a restart does not mend
-
-
-def serve(config: HostConfig) -> None:
-    """The body of a host task: serve until stopped; an error that a user must see goes to the controller too."""
-    host = Host(config, lambda: time.time_ns() // 1_000_000)
-    try:
-        if not _taken_over(config):
-            host.run()
-    except Exception as error:
-        told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
-        _leave_word(config, told, host.generation)
-        raise
-
-
-def _leave_word(config: HostConfig, error: GodwitError, generation: int) -> None:
-    """Unless it is of a process that was given up: then it would be taken for the word of its successor."""
-    directory = host_directory(config.checkpoint, config.host)
-    lease = read_lease(directory)
-    if lease is None or not 0 < generation < lease.generation:
-        write_failure(directory, error.at(host=config.host))
-    _tell(config, error, generation)
-
-
-def _taken_over(config: HostConfig) -> bool:
-    """Spark itself starts a task again that has failed: then the driver has not heard yet that the host was lost."""
-    task = TaskContext.get()
-    if task is None or task.attemptNumber() == 0:
-        return False
-    client = line.connect(config.controller, config.token)
-    try:
-        return typed.ask(client, CheckTakenOver(config.host), TAKEOVER_S).taken_over
-    finally:
-        client.close()
-
-
-def _tell(config: HostConfig, error: GodwitError, generation: int) -> None:
-    client = line.connect(config.controller, config.token)
-    try:
-        typed.ask(client, ReportFailure(config.host, generation, error), 5.0)
-    except HostUnavailable:
-        return  # the driver is gone; the executor's log has the error
-    finally:
-        client.close()
+FAILURES_MAX = 3  # after so many starts in a row that did not come to serving, a restart will not help
 
 
 def _error_line(text: str) -> str:
-    """The line of Spark's many that names the error: the last one before the stack of the JVM."""
+    """The line of Spark's error text that names the error: the last one before the stack of the JVM."""
     lines = [line for line in text.split("\n\tat ", 1)[0].splitlines() if line.strip() and "SQLSTATE" not in line]
-    return lines[-1].strip() if lines else "no word"
+    return lines[-1].strip() if lines else "no error text"
 
 
 class HostJob:
-    """One host, kept running by a thread on the driver."""
+    """One host, which a thread of the driver keeps running."""
 
     def __init__(
         self,
@@ -89,7 +40,10 @@ class HostJob:
         lost: Callable[[str, str], bool],
         forget: Callable[[str], None],
     ) -> None:
-        """`lost`: it has ended, and so it was noticed; whether others own its keys now. `forget`: its silence says nothing."""
+        """`lost(host, how it was noticed)`: called when the host is lost; True if other hosts own its keys now.
+
+        `forget(host)`: called when the host ends in a known way, so that missing heartbeats mean nothing.
+        """
         self.config = config
         self._lost = lost
         self._forget = forget
@@ -100,7 +54,9 @@ class HostJob:
         self._controller = controller
         self._slots = slots
         self._name = slots.name(config.host)
-        self._group = ""  # of the job that runs: each has its own, so that none is ended for the silence of another
+        self._group = (
+            ""  # the group of the running job; every start has its own, so that a late cancel hits no newer job
+        )
         self._ended = 0  # the newest generation whose job has ended
         self._noticed = TASK_ENDED
         self._stopping = threading.Event()
@@ -132,23 +88,24 @@ class HostJob:
 
     def _never_served(self, failures: int) -> HostUnavailable:
         return HostUnavailable(
-            f"{self.config.host} was started {failures} times and never came to serving; its task ended with: {self.last_end}",
-            todo="Executors must run the Python that has Godwit: activate its environment, or set PYSPARK_PYTHON; their logs "
-            "have the whole error",
+            f"{self.config.host} was started {failures} times, and each time its task ended before the host served; the last "
+            f"error: {self.last_end}",
+            todo="Look at the logs of the executors. They must run the Python in which Godwit is installed: activate its "
+            "environment, or set PYSPARK_PYTHON",
             host=self.config.host,
         )
 
     def _may_mend(self) -> bool:
-        """Whether somebody may make it work from outside, by making room for instance."""
+        """Whether a later start may work without a restart of the application, for instance after disk space was freed."""
         return isinstance(self._controller.failure(self.config.host), CheckpointUnusable)
 
     def _replaced(self) -> bool:
-        """Whether a newer flock has opened the checkpoint: starting again would only fence its hosts."""
+        """Whether a newer flock has opened the checkpoint. A restart here would only fence the hosts of that flock."""
         try:
             check_owner(self.config.checkpoint, self.config.incarnation)
         except Fenced:
             return True
-        except CheckpointUnusable:  # the host reads the owner too, and says what is wrong with it
+        except CheckpointUnusable:  # the host reads the same file, and reports the error
             return False
         return False
 
@@ -157,7 +114,7 @@ class HostJob:
         return 0 if registered is None else registered.generation
 
     def _run_once(self) -> None:
-        """One Spark job that lasts as long as the host lives. How it ended is told by lease, obituary and controller."""
+        """One Spark job, which runs as long as the host does."""
         config = self.config
 
         def task(_: Iterable[int]) -> Iterable[int]:
@@ -165,31 +122,31 @@ class HostJob:
             return ()
 
         self._group = f"{self._name}-{self.restarts}"
-        # Not interrupted: Spark's thread would not heed it, but spin. Spark ends the process itself when 2 to 4 s have passed.
+        # Without an interrupt, on which Spark's thread would spin. Spark ends the process by itself after 2 to 4 s.
         self._context.setJobGroup(self._group, f"godwit {config.host}", interruptOnCancel=False)
         self._slots.reserve(self._name)
         try:
             self._context.parallelize([0], 1).mapPartitions(task).collect()
-        except Exception as error:  # noqa: BLE001 a host that died is started again, whatever killed it
+        except Exception as error:  # noqa: BLE001 a host is started again, whatever ended it
             self.last_end = _error_line(str(error))
 
     def serves(self, generation: int) -> bool:
-        """Whether this is what runs, and is meant to."""
+        """Whether this generation of the host runs, and is not being stopped."""
         return not self._stopping.is_set() and self._ended < generation == self._generation()
 
     def end(self, noticed: str) -> None:
-        """It was noticed that it is lost, though its task has not ended. The job has when this returns; the process may not."""
+        """Cancel the job of a host that is lost though its task has not ended. Its process may run a little longer."""
         self._noticed = noticed
         self._context.cancelJobGroup(self._group)
 
     def stop(self) -> None:
-        """From now on the end of the host is not a reason to start it again."""
+        """Do not start the host again after it ends."""
         self._stopping.set()
         self._forget(self.config.host)
 
     def join(self, timeout_s: float) -> bool:
         if self._thread.ident is None:
-            return True  # it was never started
+            return True  # the job was never started
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._context.cancelJobGroup(self._group)
@@ -197,137 +154,17 @@ class HostJob:
         return not self._thread.is_alive()
 
     def clear_up(self) -> None:
-        """Say good-bye for a host that could not: Ctrl-C makes Spark end tasks without waiting for them."""
+        """End the lease for a host that could not: after Ctrl-C Spark ends tasks without waiting for them."""
         self._drop_lease(None)
 
     def _drop_lease(self, generation: int | None) -> None:
-        """Of that generation or an older one. Who still has a stream to a machine that has vanished ends it then, and waits."""
+        """End the lease if it is of this generation or an older one; None: of any generation.
+
+        A router with a stream to a machine that has vanished then stops waiting on the stream.
+        """
         directory = host_directory(self.config.checkpoint, self.config.host)
         lease = read_lease(directory)
         if lease is None or lease.incarnation != self.config.incarnation:
             return
         if generation is None or lease.generation <= generation:
             end_lease(directory, lease.generation)
-
-
-class Hosts:
-    """All hosts of a flock: started, asked, waited for and stopped by name."""
-
-    def __init__(self, make: Callable[[str], HostJob], controller: Controller, token: str) -> None:
-        self._make = make
-        self._controller = controller
-        self._token = token
-        self._lock = threading.Lock()
-        self._jobs: dict[str, HostJob] = {}
-        self.closing = threading.Event()
-
-    def jobs(self) -> list[HostJob]:
-        with self._lock:
-            return list(self._jobs.values())
-
-    def names(self) -> list[str]:
-        return [job.config.host for job in self.jobs()]
-
-    def start(self, names: Sequence[str]) -> None:
-        """Start these and wait until they serve."""
-        self._check_open()
-        for name in names:
-            with self._lock:
-                job = self._jobs[name] = self._make(name)
-            job.start()
-        missing = self._controller.wait_hosts(list(names), START_TIMEOUT_S)
-        if missing:
-            raise HostUnavailable(
-                f"{', '.join(missing)} did not start within {START_TIMEOUT_S:g} s",
-                todo="Look for free task slots and at the executors' logs",
-            )
-
-    def stop(self, names: Sequence[str]) -> None:
-        """End these for good; calling it for a host that has ended already does nothing."""
-        with self._lock:
-            jobs = [self._jobs.pop(name) for name in names if name in self._jobs]
-        for job in jobs:
-            job.stop()
-        for job in jobs:
-            registered = self._controller.hosts().get(job.config.host)
-            if registered is not None:
-                self._tell_to_stop(registered.address)
-        for job in jobs:
-            if job.join(10.0):
-                job.clear_up()
-            self._controller.forget(job.config.host)
-
-    def serves(self, name: str, generation: int) -> bool:
-        job = self._job(name)
-        return job is not None and not self.closing.is_set() and job.serves(generation)
-
-    def end(self, name: str, generation: int, noticed: str) -> None:
-        """Its task does not end by itself."""
-        job = self._job(name)
-        if job is not None and job.serves(generation):
-            job.end(noticed)
-
-    def _job(self, name: str) -> HostJob | None:
-        with self._lock:
-            return self._jobs.get(name)
-
-    def part_from(self, name: str) -> None:
-        """It was lost, and is not started again."""
-        with self._lock:
-            job = self._jobs.pop(name, None)
-        if job is not None:
-            job.stop()
-        self._controller.forget(name)
-
-    def close(self) -> None:
-        self.closing.set()
-        self.stop(self.names())
-
-    def _tell_to_stop(self, address: str) -> None:
-        client = line.connect(address, self._token)
-        try:
-            typed.ask(client, Stop(), 5.0)
-        except GodwitError:
-            return  # it is gone already, or its job is cancelled next
-        finally:
-            client.close()
-
-    # -- asking ------------------------------------------------------------------------------------------------------
-
-    def ask(self, host: str, request: typed.Request[Reply]) -> Reply:
-        """The host's answer. If the host is away, wait for it: its job starts it again. Its own errors are raised."""
-        while True:
-            self._check_open()
-            generation = self._generation(host)
-            try:
-                return self.ask_now(host, request)
-            except HostUnavailable:
-                self._check_may_return(host)
-            self._controller.wait_newer(host, generation, ASK_AGAIN_S)
-
-    def ask_now(self, host: str, request: typed.Request[Reply]) -> Reply:
-        """As `ask`, but a host that is away now is an error."""
-        registered = self._controller.hosts().get(host)
-        if registered is None:
-            raise HostUnavailable(f"{host} is not serving", host=host)
-        client = line.connect(registered.address, self._token)
-        try:
-            return typed.ask(client, request)
-        finally:
-            client.close()
-
-    def _generation(self, host: str) -> int:
-        registered = self._controller.hosts().get(host)
-        return 0 if registered is None else registered.generation
-
-    def _check_open(self) -> None:
-        if self.closing.is_set():
-            raise HostUnavailable(
-                "the flock is being closed", todo="Open it again: its hosts resolve what was under way"
-            )
-
-    def _check_may_return(self, host: str) -> None:
-        job = self._job(host)
-        if job is None or job.gave_up:
-            failure = self._controller.failure(host)
-            raise failure or HostUnavailable(f"{host} has ended and is not started again", host=host)

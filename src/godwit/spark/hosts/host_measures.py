@@ -1,4 +1,4 @@
-"""What a flock's hosts have measured, gathered, for people and for those who decide. What follows is decided elsewhere."""
+"""The measures of all hosts, gathered: as a sample for decisions, and as a report for people. Decides nothing."""
 
 from __future__ import annotations
 
@@ -10,61 +10,60 @@ from godwit.control.load_measures import METRICS, HotKey, InstanceLoad, Operator
 from godwit.control.offered_rate import offered
 from godwit.errors import GodwitError
 from godwit.runtime.messages import GetStatus
-from godwit.spark.hosts.host_jobs import Hosts
-from godwit.spark.hosts.membership import Membership
-from godwit.spark.hosts.owner_tables import OwnerTables
+from godwit.spark.hosts.flock_parts import FlockParts
 
-Told = dict[str, dict[str, Any]]  # what instances of an operator say, by host
+Reports = dict[str, dict[str, Any]]  # the status reports of the instances of an operator, by host
 
 
 class HostMeasures:
-    def __init__(self, hosts: Hosts, members: Membership, owners: OwnerTables) -> None:
-        self._hosts = hosts
-        self._members = members
-        self._owners = owners
+    def __init__(self, parts: FlockParts) -> None:
+        self._hosts = parts.hosts
+        self._members = parts.members
+        self._tables = parts.tables
 
     def sample(self) -> Sample:
-        """As of now, for a decision."""
-        told = self._ask()
+        """The measures of now, for a decision."""
+        reports = self._reports()
         owning = self._owning()
-        found = {name: self._load(name, instances, owning) for name, instances in told.items()}
-        silent = tuple(host for host in owning if any(host not in instances for instances in told.values()))
-        return Sample(time.monotonic(), owning, found, silent)
+        loads = {name: self._load(instances, owning) for name, instances in reports.items()}
+        silent = tuple(host for host in owning if any(host not in instances for instances in reports.values()))
+        return Sample(time.monotonic(), owning, loads, silent)
 
     def roster(self) -> tuple[int, int]:
-        """How many hosts own something, and how many are started and empty."""
+        """The number of hosts that own something, and the number of empty ones."""
         owning = len(self._owning())
         return owning, len(self._members.hosts()) - owning
 
     def _owning(self) -> tuple[str, ...]:
-        return tuple(host for host in self._members.hosts() if self._owners.owned(host))
+        return tuple(host for host in self._members.hosts() if self._tables.owned(host))
 
-    def told(self) -> dict[str, Any]:
-        """For people: each operator's metrics, and what each of its instances says."""
-        told = self._ask()
+    def by_operator(self) -> dict[str, Any]:
+        """For people: the metrics of each operator, and the figures of each of its instances."""
+        reports = self._reports()
         owning = self._owning()
-        return {name: self._shown(name, instances, owning) for name, instances in told.items()}
+        return {name: self._shown(name, instances, owning) for name, instances in reports.items()}
 
-    def _ask(self) -> dict[str, Told]:
-        """By operator and host; a host that is away is left out."""
-        found: dict[str, Told] = {name: {} for name in self._owners.names()}
+    def _reports(self) -> dict[str, Reports]:
+        """By operator and host; a host that is down is left out."""
+        reports: dict[str, Reports] = {name: {} for name in self._tables.names()}
         for host in self._members.hosts():
             try:
                 answer = self._hosts.ask_now(host, GetStatus())
             except GodwitError:
                 continue
             for instance in answer.instances:
-                if instance["instance"] in found:
-                    found[instance["instance"]][host] = instance
-        return found
+                if instance["instance"] in reports:
+                    reports[instance["instance"]][host] = instance
+        return reports
 
-    def _load(self, operator: str, told: Told, owning: Sequence[str]) -> OperatorLoad:
-        here = {host: told[host] for host in owning if host in told}
-        merges = any(one.get("merges") for one in here.values())
-        return OperatorLoad({host: _instance(one) for host, one in here.items()}, _offered(here), _hot(here), merges)
+    def _load(self, reports: Reports, owning: Sequence[str]) -> OperatorLoad:
+        of_owners = {host: reports[host] for host in owning if host in reports}
+        merges = any(report.get("merges") for report in of_owners.values())
+        instances = {host: _instance_load(report) for host, report in of_owners.items()}
+        return OperatorLoad(instances, _offered_rate(of_owners), _hot_keys(of_owners), merges)
 
-    def _shown(self, operator: str, told: Told, owning: Sequence[str]) -> dict[str, Any]:
-        load = self._load(operator, told, owning)
+    def _shown(self, operator: str, reports: Reports, owning: Sequence[str]) -> dict[str, Any]:
+        load = self._load(reports, owning)
         sample = Sample(0.0, tuple(owning), {operator: load})
         metrics = {name: metric.of(sample, operator) for name, metric in METRICS.items()}
         return {
@@ -73,41 +72,41 @@ class HostMeasures:
             "offered_rows_per_s": load.offered_rows_per_s,
             "hot_keys": [{"key": hot.key, "host": hot.host, "share": round(hot.share, 4)} for hot in load.hot],
             "limiting_key": load.limiting_key(),
-            "hosts": {host: _line(instance) for host, instance in told.items()},
+            "hosts": {host: _instance_line(report) for host, report in reports.items()},
         }
 
 
-def _instance(told: Mapping[str, Any]) -> InstanceLoad:
-    short, long = told["gauges"]["short"], told["gauges"]["long"]
+def _instance_load(report: Mapping[str, Any]) -> InstanceLoad:
+    short, long = report["gauges"]["short"], report["gauges"]["long"]
     true = short["true_rows_per_s"] or long["true_rows_per_s"]
-    return InstanceLoad(short["useful"], short["rows_per_s"], true, short["wait_ms"], told["bytes"], told["keys"])
+    return InstanceLoad(short["useful"], short["rows_per_s"], true, short["wait_ms"], report["bytes"], report["keys"])
 
 
-def _offered(told: Told) -> float | None:
-    """What comes in, of all instances. One that does not work is offered nothing: its last batches may have been long ago."""
-    working = [one["batches"] for one in told.values() if one["gauges"]["short"]["useful"] > 0]
+def _offered_rate(reports: Reports) -> float | None:
+    """Rows a second that come in to all instances. An idle instance does not count: its last batches may be old."""
+    working = [report["batches"] for report in reports.values() if report["gauges"]["short"]["useful"] > 0]
     return offered(working) if working else 0.0
 
 
-def _line(told: Mapping[str, Any]) -> dict[str, Any]:
-    keys = [{**hot, "key": _name(hot["key"])} for hot in told["gauges"]["hot"]["keys"]]
-    lately = {"last_5_s": told["gauges"]["short"], "last_60_s": told["gauges"]["long"]}
-    return {"keys": told["keys"], "state_bytes": told["bytes"], **lately, "hot_keys": keys}
+def _instance_line(report: Mapping[str, Any]) -> dict[str, Any]:
+    keys = [{**hot, "key": _key_text(hot["key"])} for hot in report["gauges"]["hot"]["keys"]]
+    lately = {"last_5_s": report["gauges"]["short"], "last_60_s": report["gauges"]["long"]}
+    return {"keys": report["keys"], "state_bytes": report["bytes"], **lately, "hot_keys": keys}
 
 
-def _hot(told: Told) -> tuple[HotKey, ...]:
-    """Heavy keys of all hosts. One that moved lately was counted in two places, and is now where it has most."""
-    rows = sum(instance["gauges"]["hot"]["rows"] for instance in told.values())
-    found: dict[int, list[tuple[int, str, str]]] = {}
-    for host, instance in told.items():
-        for hot in instance["gauges"]["hot"]["keys"]:
-            found.setdefault(hot["hash"], []).append((hot["rows_at_least"], host, _name(hot["key"])))
+def _hot_keys(reports: Reports) -> tuple[HotKey, ...]:
+    """The hot keys of all hosts. Two hosts have counted a key that moved lately; the host with more of its rows counts."""
+    rows = sum(report["gauges"]["hot"]["rows"] for report in reports.values())
+    counts: dict[int, list[tuple[int, str, str]]] = {}
+    for host, report in reports.items():
+        for hot in report["gauges"]["hot"]["keys"]:
+            counts.setdefault(hot["hash"], []).append((hot["rows_at_least"], host, _key_text(hot["key"])))
     keys = [
         HotKey(max(places)[2], hash_, max(places)[1], sum(count for count, *_ in places) / rows)
-        for hash_, places in found.items()
+        for hash_, places in counts.items()
     ]
     return tuple(sorted(keys, key=lambda key: -key.share)[:8])
 
 
-def _name(key: Sequence[Any]) -> str:
+def _key_text(key: Sequence[Any]) -> str:
     return ", ".join(map(str, key))

@@ -20,7 +20,7 @@ from godwit.runtime.messages import AdoptMarks, Define, GetMarks, OperatorDefini
 from godwit.runtime.processor.undefined_operator import undefined_operator
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
-from godwit.spark.hosts.host_jobs import Hosts
+from godwit.spark.hosts.flock_hosts import Hosts
 from godwit.spark.hosts.owner_tables import OwnerTables
 
 ASK_GAP_S = 0.02
@@ -31,54 +31,54 @@ class Membership:
 
     def __init__(
         self,
-        home: FlockDirectory,
+        directory: FlockDirectory,
         hosts: Hosts,
-        owners: OwnerTables,
+        tables: OwnerTables,
         history: History,
         check_slots: Callable[[int], None],
         stop_queries: Callable[[], None],
     ) -> None:
-        self._home = home
+        self._directory = directory
         self._hosts = hosts
-        self._owners = owners
+        self._tables = tables
         self._history = history
         self.changing = threading.RLock()  # an operator is not defined while a host joins or leaves
         self.check_slots = check_slots
         self._stop_queries = stop_queries
 
     def hosts(self) -> tuple[str, ...]:
-        return self._home.roster()
+        return self._directory.roster()
 
     def next_hosts(self, count: int) -> list[str]:
-        return self._home.next_hosts(count)
+        return self._directory.next_hosts(count)
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Start the hosts of the roster, and make the tables anew from what they say."""
-        lost = [host for host in self.hosts() if read_will(self._directory(host)) is not None]
+        lost = [host for host in self.hosts() if read_will(self._host_directory(host)) is not None]
         if lost:  # an application ended right after it had dealt out what they had
-            self._home.keep_roster([host for host in self.hosts() if host not in lost])
+            self._directory.write_roster([host for host in self.hosts() if host not in lost])
         self._hosts.start(self.hosts())
         for host in lost:
             self._wait_inherited(host)
         self._end_backups(lost)
-        self._owners.rebuild()
+        self._tables.rebuild()
         self._even_marks(self.hosts())
         self.tell_roster()
 
-    def _directory(self, host: str) -> Path:
-        return host_directory(str(self._home.path), host)
+    def _host_directory(self, host: str) -> Path:
+        return host_directory(str(self._directory.path), host)
 
     def _wait_inherited(self, lost: str) -> None:
         """Until the heirs that were down have found the will, and own what it gives them."""
-        will = read_will(self._directory(lost))
+        will = read_will(self._host_directory(lost))
         for heir, share in {} if will is None else will[1].items():
             for operator in share if heir in self.hosts() else ():
-                own = self._owners.ask(heir, operator)
+                own = self._tables.ask(heir, operator)
                 while own is not None and any(step.origin == lost for step in own.incoming.values()):
                     self._hosts.closing.wait(ASK_GAP_S)
-                    own = self._owners.ask(heir, operator)
+                    own = self._tables.ask(heir, operator)
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
 
@@ -87,36 +87,36 @@ class Membership:
 
         Whoever is about to let a host join may be waiting for this one, so it is gone before its place on the roster is.
         """
-        self._owners.parted([name])
-        self._hosts.part_from(name)
+        self._tables.parted([name])
+        self._hosts.remove(name)
         with self.changing:
-            self._home.keep_roster([host for host in self.hosts() if host != name])
+            self._directory.write_roster([host for host in self.hosts() if host != name])
         self._end_backups([name])
 
     def join(self, names: Sequence[str]) -> None:
         with self.changing:
             before = self.hosts()
-            self._home.keep_roster([*before, *names])
+            self._directory.write_roster([*before, *names])
             try:
                 self._hosts.start(names)
                 self._even_marks([*before, *names])
             except BaseException:
                 self._hosts.stop(names)
-                self._home.keep_roster(before)
+                self._directory.write_roster(before)
                 raise
-            self._owners.joined(names)
+            self._tables.joined(names)
         self.tell_roster()
         self._history.add("joined", hosts=list(names))
 
     def leave(self, names: Sequence[str]) -> bool:
         """False if they still own something; else they are gone."""
         with self.changing:
-            if any(self._owners.owned(name) for name in names):
+            if any(self._tables.owned(name) for name in names):
                 return False
             for name in names:
                 self._wait_settled(name)
-            self._owners.parted(names)
-            self._home.keep_roster([host for host in self.hosts() if host not in names])
+            self._tables.parted(names)
+            self._directory.write_roster([host for host in self.hosts() if host not in names])
         self.tell_roster()
         self._hosts.stop(names)
         self._history.add("left", hosts=list(names))
@@ -126,18 +126,18 @@ class Membership:
     def _end_backups(self, names: Sequence[str]) -> None:
         """There is nothing to bring back any more; whoever kept it lets go of it."""
         for name in names:
-            Records(str(self._home.path), name).end()
+            Records(str(self._directory.path), name).end()
         for host in self.hosts():
             with suppress(HostUnavailable):
                 self._hosts.ask_now(host, TidyBackups())
 
     def _wait_settled(self, host: str) -> None:
         """Until all that it gave away is confirmed: until then its log is where the answer is to whose it is."""
-        for operator in self._owners.names():
-            own = self._owners.ask(host, operator)
+        for operator in self._tables.names():
+            own = self._tables.ask(host, operator)
             while own is not None and (own.outgoing or own.incoming):
                 self._hosts.closing.wait(ASK_GAP_S)
-                own = self._owners.ask(host, operator)
+                own = self._tables.ask(host, operator)
             if own is not None and own.mine():
                 raise InvariantBroken(f"{host} still owns {len(own.mine())} units that the table gives to others")
 
@@ -160,9 +160,9 @@ class Membership:
     def _introduce(self, name: str, operators: Sequence[str]) -> None:
         """Let a new host hold state of operators that nobody has defined since the flock was opened."""
         for operator in operators:
-            kept = self._home.operator(operator)
+            kept = self._directory.operator(operator)
             if kept is not None:
-                definition = OperatorDefinition.of(undefined_operator(kept[0]), self._owners.table(operator))
+                definition = OperatorDefinition.of(undefined_operator(kept[0]), self._tables.table(operator))
                 self._hosts.ask(name, Define(definition))
 
     def tell_roster(self) -> None:

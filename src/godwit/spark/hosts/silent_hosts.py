@@ -14,7 +14,7 @@ from godwit.control.heartbeats import TICK_S, Heartbeats, Silent
 from godwit.errors import GodwitError
 from godwit.runtime.liveness.heartbeat_datagrams import Heartbeat, HeartbeatReceiver
 from godwit.spark.checkpoint.history import History
-from godwit.spark.hosts.host_jobs import Hosts
+from godwit.spark.hosts.flock_hosts import Hosts
 
 
 class SilentHostMonitor:
