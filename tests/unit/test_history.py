@@ -15,9 +15,11 @@ from godwit.model.ownership import Incoming, Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
+from godwit.runtime.messages import CheckTimers, TimersDue
 from godwit.spark.checkpoint.flock_directory import FlockDirectory, read_roster
 from godwit.spark.checkpoint.history import FILE, History
 from godwit.spark.define.timer_source import TimerReader
+from godwit.transport import typed
 from godwit.transport.flight import Service
 
 # -- the lines -------------------------------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ def test_a_damaged_roster_is_corrupt(tmp_path: Path, text: str) -> None:
 
 def test_timers_of_hosts_that_joined_since_are_asked_for_too(tmp_path: Path) -> None:
     directory = FlockDirectory.open(tmp_path, 2, 8)
-    service = Service("127.0.0.1", "token", {"timers_due": lambda _: {"due": True}})
+    service = Service("127.0.0.1", "token", typed.actions({CheckTimers: lambda _: TimersDue(True)}))
     host_directory(str(tmp_path), "host-2").mkdir(parents=True)
     write_lease(host_directory(str(tmp_path), "host-2"), Lease(1, f"127.0.0.1:{service.port}", 1))
     given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0,host-1", "token": "token"}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from godwit.errors import HostUnavailable
+from godwit.runtime.messages import SetRoster
 from godwit.spark.hosts.membership import Membership
 
 
@@ -29,15 +30,15 @@ def test_a_lost_host_is_gone_before_its_place_on_the_roster_is(tmp_path: Path) -
 
 
 def test_a_host_that_has_just_been_lost_too_need_not_hear_who_is_there() -> None:
-    told: list[tuple[str, list[str]]] = []
+    informed: list[tuple[str, SetRoster]] = []
 
-    def ask(host: str, action: str, hosts: list[str]) -> None:
+    def ask(host: str, request: SetRoster) -> None:
         if host == "host-0":
             raise HostUnavailable("host-0 has ended and is not started again", host=host)
-        told.append((host, hosts))
+        informed.append((host, request))
 
     directory: Any = SimpleNamespace(roster=lambda: ("host-0", "host-1"))
     asked: Any = SimpleNamespace(ask=ask)
     nothing: Any = None
     Membership(directory, asked, nothing, nothing, nothing, nothing).tell_roster()
-    assert told == [("host-1", ["host-0", "host-1"])]
+    assert informed == [("host-1", SetRoster(("host-0", "host-1")))]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, overload
 
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.runtime.controller import Controller
@@ -105,34 +104,19 @@ class Hosts:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    @overload
-    def ask(self, host: str, request: typed.Request[Reply]) -> Reply: ...
-
-    @overload
-    def ask(self, host: str, request: str, **fields: Any) -> dict[str, Any]: ...
-
-    def ask(self, host: str, request: typed.Request[Any] | str, **fields: Any) -> Any:
+    def ask(self, host: str, request: typed.Request[Reply]) -> Reply:
         """The answer of the host. A host that is down is waited for, because its job starts it again. Its errors are raised."""
         while True:
             self._check_open()
             generation = self._generation(host)
             try:
-                return self._asked(host, request, fields)
+                return self.ask_now(host, request)
             except HostUnavailable:
                 self._check_may_return(host)
             self._controller.wait_newer(host, generation, ASK_AGAIN_S)
 
-    @overload
-    def ask_now(self, host: str, request: typed.Request[Reply]) -> Reply: ...
-
-    @overload
-    def ask_now(self, host: str, request: str, **fields: Any) -> dict[str, Any]: ...
-
-    def ask_now(self, host: str, request: typed.Request[Any] | str, **fields: Any) -> Any:
+    def ask_now(self, host: str, request: typed.Request[Reply]) -> Reply:
         """As `ask`, but raises HostUnavailable if the host is down now."""
-        return self._asked(host, request, fields)
-
-    def _asked(self, host: str, request: typed.Request[Any] | str, fields: dict[str, Any]) -> Any:
         registered = self._controller.hosts().get(host)
         if registered is None:
             raise HostUnavailable(
@@ -140,7 +124,7 @@ class Hosts:
             )
         client = line.connect(registered.address, self._token)
         try:
-            return client.call(request, **fields) if isinstance(request, str) else typed.ask(client, request)
+            return typed.ask(client, request)
         finally:
             client.close()
 
