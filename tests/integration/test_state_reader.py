@@ -80,7 +80,7 @@ def test_a_host_that_has_left_since_it_was_asked_for(nest: Nest) -> None:
 
 def test_a_host_that_stays_away_is_named(nest: Nest) -> None:
     nest.kill("host-0")
-    with pytest.raises(HostUnavailable, match="nobody serves 32 groups"):
+    with pytest.raises(HostUnavailable, match="no host serves 32 groups"):
         list(replace(reader_of(nest), patience_s=0.1).read(0))
 
 

@@ -1,6 +1,6 @@
 """State as a table for people: a row per key, a column per state variable, decoded from changes.
 
-A value becomes a struct, a list an array of structs, a map a map of structs; timers stand beside them in milliseconds.
+A value becomes a struct, a list an array of structs, a map a map of structs; timers are a column of milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TTL_BYTES = 8  # the expiry in front of a value with a time to live
 
 
 def state_schema(spec: OperatorSpec) -> pa.Schema:
-    """Key columns, host, epoch, a column per variable, timers; a variable named like another column gets a suffix."""
+    """Key columns, host, epoch, a column per variable, timers; a variable with the name of another column gets a suffix."""
     fields = [*spec.key_schema, pa.field("host", pa.string()), pa.field("epoch", pa.int64())]
     taken = {field.name for field in fields} | {"timers"}
     for variable in spec.variables:
@@ -45,16 +45,16 @@ def _variable_type(variable: Variable) -> pa.DataType:
 def rows_of_state(
     spec: OperatorSpec, changes: Iterable[pa.RecordBatch], host: str, epoch: int
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of the state schema from all of an instance's state, in any order of its rows."""
-    held: dict[Key, list[Any]] = {}
+    """Batches of the state schema, from all changes of an instance in any order."""
+    by_key: dict[Key, list[Any]] = {}
     for batch in changes:
-        _collect(spec, held, batch)
-    keys = list(held)
+        _collect(spec, by_key, batch)
+    keys = list(by_key)
     for start in range(0, len(keys), ROWS_MAX):
-        yield _table(spec, held, keys[start : start + ROWS_MAX], host, epoch)
+        yield _table(spec, by_key, keys[start : start + ROWS_MAX], host, epoch)
 
 
-def _collect(spec: OperatorSpec, held: dict[Key, list[Any]], batch: pa.RecordBatch) -> None:
+def _collect(spec: OperatorSpec, by_key: dict[Key, list[Any]], batch: pa.RecordBatch) -> None:
     key_codec = KeyCodec(spec.key_schema, spec.tz)
     count = len(spec.key_schema)
     keys = key_codec.from_arrow(batch.columns[:count])
@@ -65,7 +65,7 @@ def _collect(spec: OperatorSpec, held: dict[Key, list[Any]], batch: pa.RecordBat
     for key, var, _, sub, value in zip(keys, *columns, strict=True):
         if var == LETTERS:
             continue
-        row = held.setdefault(key, [None] * (len(spec.variables) + 1))
+        row = by_key.setdefault(key, [None] * (len(spec.variables) + 1))
         if var == TIMERS:
             row[-1] = [*(row[-1] or ()), timer_ms(sub)]
             continue
@@ -83,12 +83,12 @@ def _decoder(variable: Variable) -> Callable[[bytes | None, bytes], Any]:
     return lambda sub, value: (decode_key(sub or b""), decode(value[skip:]))
 
 
-def _table(spec: OperatorSpec, held: dict[Key, list[Any]], keys: list[Key], host: str, epoch: int) -> pa.RecordBatch:
+def _table(spec: OperatorSpec, by_key: dict[Key, list[Any]], keys: list[Key], host: str, epoch: int) -> pa.RecordBatch:
     schema = state_schema(spec)
     stored = KeyCodec(spec.key_schema, spec.tz).to_arrow(keys)
     arrays: list[Any] = [array.cast(field.type) for array, field in zip(stored, spec.key_schema, strict=True)]
     arrays += [pa.array([host] * len(keys)), pa.array([epoch] * len(keys), pa.int64())]
-    rows = [held[key] for key in keys]
+    rows = [by_key[key] for key in keys]
     for at, field in enumerate(list(schema)[len(arrays) :]):
         arrays.append(pa.array([row[at] for row in rows], field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,7 +1,7 @@
-"""Committed state, read from the hosts' logs: for whoever looks at a checkpoint without owning it, open or not.
+"""Committed state, read from the hosts' logs, by a process that does not own the checkpoint; a flock may be open on it.
 
-Nobody is asked, fenced or held up, and nothing is written. The owner of the checkpoint goes on meanwhile: files that were
-merged are looked for again under their new names, and groups that have moved are read from the log of the host they moved to.
+No host is asked, fenced or delayed, and nothing is written. The owner of the checkpoint goes on meanwhile: if files were merged
+in between, the log is read again, and groups that have moved are read from the log of their new owner.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from godwit.state.frames import Part
 from godwit.state.keys import KeyCodec
 from godwit.state.recovery import looked_into
 
-LOOKS_MAX: Final = 10
+ATTEMPTS_MAX: Final = 10
 PAUSE_S: Final = 0.1
-MEMORY_MAX_BYTES: Final = 512 << 20  # of one host's state; what is beyond goes to the local disk
+MEMORY_MAX_BYTES: Final = 512 << 20  # for the state of one host; the rest goes to the local disk
 
 
 class KeysWanted(Protocol):
@@ -51,25 +51,25 @@ class LogReader(StateReader):
     selected: Select = every
 
     def only(self, keys: KeysWanted) -> LogReader:
-        """The same, for these keys: a host that owns none of their groups is not read."""
+        """A reader of these keys only: the log of a host that owns none of their groups is not read."""
         groups = keys.groups(self.spec, sum(len(groups) for _, groups in self.parts))
         parts = self.parts if groups is None else tuple((host, owned & groups) for host, owned in self.parts)
         return replace(self, selected=keys, parts=parts)
 
     def _check_owner(self) -> None:
-        """It does not matter whose it is."""
+        """A checkpoint of any owner may be read."""
 
     def _fetch(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:
-        for left in reversed(range(LOOKS_MAX)):
+        for left in reversed(range(ATTEMPTS_MAX)):
             try:
-                return self._looked(host)
+                return self._read_log(host)
             except (CheckpointCorrupt, StaleGeneration):
                 if not left:
                     raise
                 ports.sleep(PAUSE_S)
-        raise AssertionError("the last look returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
-    def _looked(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:
+    def _read_log(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:
         log = looked_into(host_directory(self.checkpoint, host))
         if log is None:
             return None
@@ -86,7 +86,7 @@ class LogReader(StateReader):
             instances.close()
 
     def _body(self, part: Part) -> memoryview:
-        """Without the rows of keys that are not read."""
+        """The part without the rows of other keys."""
         if self.selected is every or part.info["kind"] not in ("state", "committed"):
             return memoryview(part.body)
         schema = changes_schema(KeyCodec(self.spec.key_schema, self.spec.tz))
@@ -94,6 +94,6 @@ class LogReader(StateReader):
         return memoryview(self.selected(batch).serialize())
 
     def _committed(self, instance: Instance) -> tuple[Ownership | None, list[pa.RecordBatch]]:
-        """Every batch before the one in progress is committed; of that one, only Spark knows."""
+        """Every batch before the one in progress is committed; whether that one is, only Spark knows."""
         settled = instance.progress.batch <= self.committed_batch
         return instance.ownership, list(instance.state.export(committed=not settled))

@@ -1,8 +1,8 @@
 """Committed state, read from the hosts group by group: each key once, also while keys move.
 
-A reader is given groups, and reads each from whoever owns it now: what a host has given away since, from its new owner. So
-readers that share out all groups among them see every key once, though no two hosts are asked at the same moment. What is
-between two owners is waited for: that takes milliseconds.
+A reader is given groups, and reads each group from its present owner. So several readers that divide all groups among them see
+every key once, though they ask the hosts at different moments. A group between two owners is waited for: that takes
+milliseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ RowsOf = Callable[[OperatorSpec, Iterable[pa.RecordBatch], str, int], Iterator[p
 
 @dataclass(frozen=True, slots=True)
 class StateReader:
-    """`parts`: hosts, each with the groups it was known to own when this was made; one is read at a time."""
+    """`parts`: hosts, each with the groups that it owned when the reader was made. `read` reads one part.
+
+    `rows_of`: makes rows of the changes of a host; they begin with key columns, host and epoch.
+    """
 
     spec: OperatorSpec
     checkpoint: str
@@ -43,69 +46,69 @@ class StateReader:
     token: str = field(repr=False)
     patience_s: float = 30.0
     controller: str = ""
-    rows_of: RowsOf = rows_of_state  # what becomes of a host's state: rows that begin with key columns, host and epoch
+    rows_of: RowsOf = rows_of_state
 
     def read(self, position: int, attempt: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows of the keys of these groups, with the hosts that own them, and their epochs. `attempt`: the Spark task's."""
+        """Rows of the keys of one part, with their owners and epochs. `attempt`: the id of the Spark task attempt."""
         host, groups = self.parts[position]
-        wanted = _Wanted(set(groups))
+        unread = _Unread(set(groups))
         deadline_s = ports.now_s() + self.patience_s
-        asked = [host]
+        hosts = [host]
         offers = SlotOffers(TaskSlot(self.controller, self.token, attempt), FOR_LEASE_S)
-        while wanted:
-            for each in asked:
-                yield from self._read(each, wanted)
-            if wanted:
+        while unread:
+            for each in hosts:
+                yield from self._read(each, unread)
+            if unread:
                 self._check_owner()
-                self._check_may_come(wanted, deadline_s)
+                self._check_time(unread, deadline_s)
                 if offers.claimed():
                     offers.slot.check()
                 ports.sleep(PAUSE_S)
-                asked = self._others(host)
+                hosts = self._hosts_now(host)
 
     def _check_owner(self) -> None:
         check_owner(self.checkpoint, self.incarnation)
 
-    def _check_may_come(self, wanted: _Wanted, deadline_s: float) -> None:
+    def _check_time(self, unread: _Unread, deadline_s: float) -> None:
         if ports.now_s() > deadline_s:
             raise HostUnavailable(
-                f"nobody serves {wanted} after {self.patience_s:g} s",
+                f"no host serves {unread} after {self.patience_s:g} s",
                 todo="Look at flock.status() and flock.history()",
                 operator=self.spec.name,
             )
 
-    def _others(self, host: str) -> list[str]:
-        """Whoever there is now, as the newest table has it."""
+    def _hosts_now(self, host: str) -> list[str]:
+        """The hosts of the newest routing table."""
         routing = read_routing(self.checkpoint, self.spec.name)
         known = tuple(name for name, _ in self.parts) if routing is None else routing.hosts
         return list(dict.fromkeys((*known, host)))
 
-    def _read(self, host: str, wanted: _Wanted) -> Iterator[pa.RecordBatch]:
-        found = self._fetch(host)
-        if found is None:
+    def _read(self, host: str, unread: _Unread) -> Iterator[pa.RecordBatch]:
+        state = self._fetch(host)
+        if state is None:
             return
-        ownership, changes = found
+        ownership, changes = state
         if ownership is None:  # of an operator whose keys never move
             yield from self.rows_of(self.spec, changes, host, 1)
-            wanted.clear()
+            unread.clear()
             return
-        taken = wanted.taken(ownership)
-        if taken:
+        units = unread.take(ownership)
+        if units:
             for rows in self.rows_of(self.spec, changes, host, 1):
-                yield self._only(rows, taken, ownership)
+                yield self._only(rows, units, ownership)
 
-    def _only(self, rows: pa.RecordBatch, taken: _Taken, ownership: Ownership) -> pa.RecordBatch:
-        """Copies of what others own do not show, nor what was read elsewhere."""
+    def _only(self, rows: pa.RecordBatch, units: _OwnedUnits, ownership: Ownership) -> pa.RecordBatch:
+        """The rows of these units: not copies of state that other hosts own, nor units that were read before."""
         codec = KeyCodec(self.spec.key_schema, self.spec.tz)
         hashes = [codec.route_hash(key) for key in codec.from_arrow(rows.columns[: len(self.spec.key_schema)])]
         position = len(self.spec.key_schema) + 1  # after the key columns and the host
         epochs = pa.array([ownership.of(each).epoch for each in hashes], pa.int64())
         columns = [epochs if i == position else column for i, column in enumerate(rows.columns)]
-        mine = pa.array([taken.has(each, ownership) for each in hashes], pa.bool_())
+        mine = pa.array([units.has(each, ownership) for each in hashes], pa.bool_())
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema).filter(mine)
 
     def _fetch(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:
-        """What a host owns and holds, of one moment; None if it does not serve now."""
+        """Ownership and state of a host at one moment; None if the host does not serve now."""
         lease = read_lease(host_directory(self.checkpoint, host))
         if lease is None:
             return None
@@ -125,8 +128,8 @@ class StateReader:
 
 
 @dataclass(slots=True)
-class _Taken:
-    """What one host has given."""
+class _OwnedUnits:
+    """Units that are read from one host."""
 
     groups: set[int]
     keys: set[int]
@@ -135,13 +138,13 @@ class _Taken:
         return bool(self.groups or self.keys)
 
     def has(self, route_hash: int, ownership: Ownership) -> bool:
-        wanted = route_hash in self.keys or route_hash % len(ownership.groups) in self.groups
-        return wanted and ownership.of(route_hash).stand in OWNED
+        included = route_hash in self.keys or route_hash % len(ownership.groups) in self.groups
+        return included and ownership.of(route_hash).stand in OWNED
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """What is still to be read: groups, and keys apart from groups that have been read."""
+class _Unread:
+    """Units that are still to be read: groups, and keys apart from groups that have been read."""
 
     groups: set[int]
     keys: set[int] = field(default_factory=set)
@@ -156,8 +159,11 @@ class _Wanted:
         self.groups.clear()
         self.keys.clear()
 
-    def taken(self, ownership: Ownership) -> _Taken:
-        """Whoever owns a group knows which keys are apart from it, so those that are not here are to be read elsewhere."""
+    def take(self, ownership: Ownership) -> _OwnedUnits:
+        """The unread units that this host owns.
+
+        The owner of a group knows which keys are apart from it: those that another host owns are still to be read.
+        """
         groups = {group for group in self.groups if ownership.groups[group].stand in OWNED}
         keys = {key for key in self.keys if ownership.of(key).stand in OWNED}
         apart = {
@@ -167,7 +173,7 @@ class _Wanted:
         }
         self.groups -= groups
         self.keys = self.keys - keys | apart
-        return _Taken(groups, keys)
+        return _OwnedUnits(groups, keys)
 
 
 def _error_in(error: BaseException) -> Exception | None:
