@@ -51,8 +51,8 @@ def position_sub(position: int) -> bytes:
 
 
 def position(sub: bytes) -> int:
-    found: int = _U64.unpack(sub)[0]
-    return found
+    position: int = _U64.unpack(sub)[0]
+    return position
 
 
 def timer_sub(expiry_ms: int) -> bytes:
@@ -181,10 +181,10 @@ def latest(table: pa.Table, key_names: Sequence[str], keep_removals: bool = Fals
     puts = puts[puts > np.maximum(last_clear[of_var.codes[puts]], last_remove[of_sub.codes[puts]])]
     first_put = of_sub.last(puts[::-1])
 
-    kept = of_sub.last(puts)[of_sub.codes[np.sort(first_put[first_put >= 0])]]
+    rows_left = of_sub.last(puts)[of_sub.codes[np.sort(first_put[first_put >= 0])]]
     if keep_removals:
-        kept = np.concatenate([last_clear[last_clear >= 0], last_remove[last_remove >= 0], kept])
-    return table.take(kept)
+        rows_left = np.concatenate([last_clear[last_clear >= 0], last_remove[last_remove >= 0], rows_left])
+    return table.take(rows_left)
 
 
 class _Groups:

@@ -29,12 +29,12 @@ def unusable(doing: str, path: Path, error: OSError) -> CheckpointUnusable:
     )
 
 
-def newer_version(path: Path, found: int, supported: int) -> CheckpointVersion:
+def newer_version(path: Path, version: int, supported: int) -> CheckpointVersion:
     return CheckpointVersion(
-        f"checkpoint file {path.name} has format version {found}; this Godwit reads up to {supported}",
+        f"checkpoint file {path.name} has format version {version}; this Godwit reads up to {supported}",
         todo="Use the Godwit release that wrote the checkpoint, or a newer one",
         file=str(path),
-        found=found,
+        found=version,
         supported=supported,
     )
 

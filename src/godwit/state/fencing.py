@@ -71,9 +71,9 @@ def _remove_tokens(directory: Path, before: int) -> None:
     except OSError as error:
         raise unusable("list", directory, error) from error
     for name in names:
-        found = _TOKEN.fullmatch(name)
-        if found and int(found[1]) < before:
-            Token(directory, int(found[1])).remove()
+        match = _TOKEN.fullmatch(name)
+        if match and int(match[1]) < before:
+            Token(directory, int(match[1])).remove()
 
 
 class Token:

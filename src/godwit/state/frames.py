@@ -215,10 +215,10 @@ class FrameReader:
     def _magics(self, offset: int) -> Iterator[int]:
         for begin in range(offset, self._stop, BLOCK_BYTES):
             chunk = bytes(self._view(begin, min(BLOCK_BYTES + len(FRAME_MAGIC) - 1, self._stop - begin)))
-            found = chunk.find(FRAME_MAGIC)
-            while found >= 0:
-                yield begin + found
-                found = chunk.find(FRAME_MAGIC, found + 1)
+            position = chunk.find(FRAME_MAGIC)
+            while position >= 0:
+                yield begin + position
+                position = chunk.find(FRAME_MAGIC, position + 1)
 
     def _view(self, offset: int, count: int) -> memoryview:
         """Bytes of the file, which the caller knows to be there."""

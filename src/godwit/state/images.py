@@ -130,8 +130,8 @@ class Images(Generic[P]):
         self._extra_bytes = 0
 
     def _spilled(self, disk: Spill) -> Iterator[tuple[Key, bytes]]:
-        found = ((self._key_codec.unpack(packed), data) for packed, data in disk.scan(self._var))
-        return ((key, data) for key, data in found if key not in self._memory)
+        images = ((self._key_codec.unpack(packed), data) for packed, data in disk.scan(self._var))
+        return ((key, data) for key, data in images if key not in self._memory)
 
     def _on_disk(self, key: Key) -> bool:
         return self._disk is not None and self._disk.contains(self._var, self._key_codec.pack(key))

@@ -58,7 +58,7 @@ class Entry:
     """One chunk as it was applied: its rows (ascending), their key hashes, and its outputs (with the row column).
 
     Or what timers put out: then there are no rows, and `firing` names the host and the time it fired, wherever the entry goes.
-    `checks`: 32 bits of each row's content; None where nobody has told.
+    `checks`: 32 bits of each row's content; None if the router sent none.
     """
 
     rows: Ints
@@ -214,20 +214,20 @@ class Ledger:
 
     def recorded(self, lane: str, rows: Ints) -> list[pa.RecordBatch]:
         """Outputs that left after the given rows when they were applied."""
-        found = []
+        recorded = []
         for entry in self._between(lane, rows):
             after = entry.outputs.column(0).to_numpy()
-            kept = np.isin(after, rows)
-            if kept.any():
-                found.append(entry.outputs.filter(pa.array(kept)))
-        return found
+            asked_for = np.isin(after, rows)
+            if asked_for.any():
+                recorded.append(entry.outputs.filter(pa.array(asked_for)))
+        return recorded
 
     def timer_outputs(self, lane: str) -> list[pa.RecordBatch]:
         """Outputs of timers that leave through this lane."""
         return [entry.outputs for entry in self._fired(lane)]
 
     def firings(self, lane: str) -> list[tuple[str, int]]:
-        """Which firings those outputs are of, and how many rows each gave, in the same order."""
+        """The firings of these outputs and how many rows each put out, in the same order."""
         return [(entry.firing, len(entry.outputs)) for entry in self._fired(lane)]
 
     def _fired(self, lane: str) -> Iterator[Entry]:
@@ -243,17 +243,17 @@ class Ledger:
                 yield lane, part
 
     def timers(self) -> Iterator[tuple[str, Entry]]:
-        """What timers put out, by the lane through which it left."""
+        """Outputs of timers, by the lane through which they left."""
         for lane in self.lanes:
             for entry in self._fired(lane):
                 yield lane, entry
 
     def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]], timers: bool = False) -> None:
-        """Forget the selected rows: somebody else answers for them. Outputs of timers stay, unless they go too."""
+        """Drop the selected rows: another host answers for them. Outputs of timers stay, unless `timers` says otherwise."""
 
         def left(entry: Entry) -> Entry | None:
-            kept = _cut_out(entry, ~selected(entry.hashes), not timers)
-            return kept if len(kept.rows) or len(kept.outputs) else None
+            rest = _cut_out(entry, ~selected(entry.hashes), not timers)
+            return rest if len(rest.rows) or len(rest.outputs) else None
 
         for entries in self.lanes.values():
             entries.change(left)
@@ -267,7 +267,7 @@ class Ledger:
         return taken
 
     def missing(self, lane: str, entry: Entry) -> Entry | None:
-        """What of the entry is not there already."""
+        """The rows of the entry that the ledger lacks."""
         known = [other.rows for other in self._between(lane, entry.rows)]
         if known:
             entry = _cut_out(entry, ~np.isin(entry.rows, np.concatenate(known)))
@@ -285,20 +285,20 @@ class Ledger:
         return sum(entries.row_count for entries in self.lanes.values())
 
     def _between(self, lane: str, rows: Ints) -> Iterator[Entry]:
-        """Those that may have some of these rows, which ascend."""
+        """Entries that may have some of these rows, which ascend."""
         entries = self.lanes.get(lane)
         return entries.between(int(rows[0]), int(rows[-1])) if entries and len(rows) else iter(())
 
 
-def _cut_out(entry: Entry, kept: npt.NDArray[np.bool_], timers: bool = False) -> Entry:
-    """The entry of some of its rows, with their outputs, and with those of timers if they are to stay."""
-    if kept.all() and (timers or not len(entry.outputs) or len(entry.rows)):
+def _cut_out(entry: Entry, chosen: npt.NDArray[np.bool_], timers: bool = False) -> Entry:
+    """The entry with only the chosen rows and their outputs; `timers`: outputs of timers stay, too."""
+    if chosen.all() and (timers or not len(entry.outputs) or len(entry.rows)):
         return entry
-    rows = entry.rows[kept]
+    rows = entry.rows[chosen]
     after = entry.outputs.column(0).to_numpy()
     stays = np.isin(after, rows) | ((after < 0) if timers else False)
-    checks = None if entry.checks is None else entry.checks[kept]
-    return Entry(rows, entry.hashes[kept], entry.outputs.filter(pa.array(stays)), entry.firing, checks)
+    checks = None if entry.checks is None else entry.checks[chosen]
+    return Entry(rows, entry.hashes[chosen], entry.outputs.filter(pa.array(stays)), entry.firing, checks)
 
 
 def _check_same(lane: str, rows: Ints, changed: npt.NDArray[np.bool_], what: str) -> None:
@@ -312,7 +312,7 @@ def _check_same(lane: str, rows: Ints, changed: npt.NDArray[np.bool_], what: str
 
 
 def _joined(entry: Entry, later: Entry) -> Entry | None:
-    """Only neighbours of about one size: then a row is copied a few times in all, however many there are."""
+    """Join only neighbours of about one size: then each row is copied a few times in all."""
     size, more = len(entry.rows), len(later.rows)
     fits = size and more and size <= 2 * more and size + more <= JOINED_ROWS_MAX and entry.rows[-1] < later.rows[0]
     return entry.then(later) if fits else None

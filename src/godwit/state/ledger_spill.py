@@ -165,11 +165,11 @@ class Lane:
         for each in before:
             entry = self._store.entry(each)
             new = changed(entry)
-            kept = each if new is entry else self._stored_like(each, new)
+            stored = each if new is entry else self._stored_like(each, new)
             self._store.memory_bytes -= each.size_bytes
-            if kept is not None:
-                self._stored.append(kept)
-                self._store.memory_bytes += kept.size_bytes
+            if stored is not None:
+                self._stored.append(stored)
+                self._store.memory_bytes += stored.size_bytes
 
     def _stored_like(self, before: Stored, new: Entry | None) -> Stored | None:
         """What comes of an entry in the file goes there too, if there is room: entries that go elsewhere have gone already."""

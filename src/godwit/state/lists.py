@@ -150,9 +150,8 @@ class ListTable(Shelved[list[bytes]]):
                 yield from _rows(key, *old)
 
     def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
-        held: list[
-            tuple[Key, list[bytes], int]
-        ] = []  # a list only grows in place: its first elements stay what they are
+        # A list only grows in place: its first elements stay what they are.
+        states: list[tuple[Key, list[bytes], int]] = []
         for key in keys:
             if committed and key in self._undo:
                 old = self._undo[key]
@@ -160,8 +159,8 @@ class ListTable(Shelved[list[bytes]]):
                 base = self.shelf.get(key)
                 old = None if base is None else (base, len(base))
             if old is not None:
-                held.append((key, *old))
-        return (row for key, elements, count in held for row in _rows(key, elements, count))
+                states.append((key, *old))
+        return (row for key, elements, count in states for row in _rows(key, elements, count))
 
     def touched(self) -> Collection[Key]:
         return self._undo

@@ -64,8 +64,8 @@ class Manifest:
 
     def own_segments(self, directory: Path) -> list[FileName]:
         """The segments of this generation, oldest first."""
-        found = [n for n in list_names(directory) if n.kind == "log" and self.names(n)]
-        own = [name for name in found if name.generation == self.generation]
+        logs = [n for n in list_names(directory) if n.kind == "log" and self.names(n)]
+        own = [name for name in logs if name.generation == self.generation]
         for seq, name in enumerate(own, self.own_from):
             if name.seq != seq:
                 missing = directory / str(FileName("log", self.generation, seq))
@@ -80,8 +80,8 @@ def newest_manifest(directory: Path) -> Manifest | None:
     if manifests:
         return read_manifest(directory, manifests[-1])
     if orphans := [name for name in names if name.kind != "claim"]:
-        found = ", ".join(map(str, orphans[:3]))
-        raise corrupt(directory, f"there is no manifest, but there are files that one should name ({found})")
+        some = ", ".join(map(str, orphans[:3]))
+        raise corrupt(directory, f"there is no manifest, but there are files that one should name ({some})")
     return None
 
 

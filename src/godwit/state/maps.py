@@ -190,12 +190,12 @@ class MapTable(Shelved[Entries]):
                 yield from ((key, sub, payload) for sub, payload in old.before().items())
 
     def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
-        held: list[tuple[Key, Entries]] = []
+        states: list[tuple[Key, Entries]] = []
         for key in keys:
             undo = self._undo[key] if committed and key in self._undo else _MapUndo(self.shelf.get(key) or {})
             if undo is not None:
-                held.append((key, undo.before()))
-        return ((key, sub, payload) for key, entries in held for sub, payload in entries.items())
+                states.append((key, undo.before()))
+        return ((key, sub, payload) for key, entries in states for sub, payload in entries.items())
 
     def touched(self) -> Collection[Key]:
         return self._undo

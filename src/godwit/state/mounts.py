@@ -40,19 +40,19 @@ class Mount:
 
 
 def mount_of(directory: Path) -> Mount:
-    """The mount that the directory, or what will be its parent, lies on."""
+    """The mount on which the directory lies, or will lie when it is created."""
     place = os.path.realpath(directory)
     try:
         lines = _TABLE.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return Mount("unknown")  # not Linux
-    found, longest = "unknown", -1
+    file_system, longest = "unknown", -1
     for line in lines:
         before, _, after = line.partition(" - ")
         point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), before.split(" ")[4])
         if len(point) >= longest and _contains(point, place):  # of two on one point, the later one is on top
-            found, longest = after.split(" ")[0], len(point)
-    return Mount(found)
+            file_system, longest = after.split(" ")[0], len(point)
+    return Mount(file_system)
 
 
 def _contains(point: str, place: str) -> bool:

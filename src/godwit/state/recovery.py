@@ -38,10 +38,10 @@ class Standing:
             return True
         operator = str(part.info.get("op"))
         if kind != "drop":
-            kept = Part(dict(part.info), bytes(part.body))
-            if self._parts.get((operator, kind)) == kept:
+            copy = Part(dict(part.info), bytes(part.body))
+            if self._parts.get((operator, kind)) == copy:
                 return False
-            self._parts[operator, kind] = kept
+            self._parts[operator, kind] = copy
         else:
             for standing in _STANDING:
                 self._parts.pop((operator, standing), None)

@@ -45,11 +45,11 @@ class FileName:
 
 
 def parse_name(text: str) -> FileName | None:
-    found = _NAME.fullmatch(text)
-    if found is None:
+    match = _NAME.fullmatch(text)
+    if match is None:
         return None
-    kind: Kind = found["kind"]  # type: ignore[assignment]
-    name = FileName(kind, int(found["generation"]), int(found["seq"] or 0), bool(found["partial"]))
+    kind: Kind = match["kind"]  # type: ignore[assignment]
+    name = FileName(kind, int(match["generation"]), int(match["seq"] or 0), bool(match["partial"]))
     return name if str(name) == text else None
 
 

@@ -131,8 +131,8 @@ class TimerTable:
 
     def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
         undo = self._undo if committed else {}
-        held = [(key, undo[key] if key in undo else self._base.get(key, ())) for key in keys]
-        return ((key, timer_sub(at_ms), None) for key, times in held for at_ms in times)
+        states = [(key, undo[key] if key in undo else self._base.get(key, ())) for key in keys]
+        return ((key, timer_sub(at_ms), None) for key, times in states for at_ms in times)
 
     def touched(self) -> Collection[Key]:
         return self._undo
@@ -148,8 +148,8 @@ class TimerTable:
 
     def due(self, until_ms: int) -> list[tuple[int, Key]]:
         """Merged timers that are due, by time and then by packed key, so that every run fires them alike."""
-        found = {(at_ms, key) for at_ms, key in self._deadlines.until(until_ms) if self._is_set(at_ms, key)}
-        return sorted(found, key=lambda timer: (timer[0], self._key_codec.pack(timer[1])))
+        timers = {(at_ms, key) for at_ms, key in self._deadlines.until(until_ms) if self._is_set(at_ms, key)}
+        return sorted(timers, key=lambda timer: (timer[0], self._key_codec.pack(timer[1])))
 
     def next_ms(self) -> int | None:
         return self._deadlines.earliest(self._is_set)
@@ -158,7 +158,7 @@ class TimerTable:
         return at_ms in self._base.get(key, ())
 
     def _moves(self, had: dict[Key, Times]) -> MergedKeys:
-        """Drop the keys that are left with no timer; say which came and which went."""
+        """Drop the keys that are left with no timer; returns which keys came and which went."""
         emptied = [key for key in had if not self._base[key]]
         for key in emptied:
             del self._base[key]
@@ -173,5 +173,5 @@ class TimerTable:
 
 
 def _merged(times: Times, staged: dict[int, bool]) -> set[int]:
-    kept = {at_ms for at_ms in times if staged.get(at_ms, True)}
-    return kept.union(at_ms for at_ms, is_set in staged.items() if is_set)
+    left = {at_ms for at_ms in times if staged.get(at_ms, True)}
+    return left.union(at_ms for at_ms, is_set in staged.items() if is_set)

@@ -164,8 +164,8 @@ class ValueTable(Shelved[bytes]):
 
     def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
         undo: Images[bytes] | dict[Key, bytes | None] = self._undo.before() if committed else {}
-        held = [(key, undo[key] if key in undo else self.shelf.get(key)) for key in keys]
-        return ((key, None, payload) for key, payload in held if payload is not None)
+        states = [(key, undo[key] if key in undo else self.shelf.get(key)) for key in keys]
+        return ((key, None, payload) for key, payload in states if payload is not None)
 
     def touched(self) -> Collection[Key]:
         return self._undo.before()
@@ -182,12 +182,12 @@ class ValueTable(Shelved[bytes]):
         return self._stage[key] if key in self._stage else self.shelf.get(key)
 
     def _take_clears(self) -> dict[Key, bytes]:
-        """Take the clears out of the stage; what those that clear something find there."""
+        """Take the clears out of the stage; returns the payloads that they clear."""
         cleared = [key for key, payload in self._stage.items() if payload is None]
         for key in cleared:
             del self._stage[key]
-        found = zip(cleared, self.shelf.get_many(cleared), strict=True)
-        return {key: old for key, old in found if old is not None}
+        olds = zip(cleared, self.shelf.get_many(cleared), strict=True)
+        return {key: old for key, old in olds if old is not None}
 
     def _merge_clears(self, olds: dict[Key, bytes]) -> None:
         if olds:

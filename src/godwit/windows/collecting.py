@@ -36,9 +36,9 @@ class Edge(Aggregate):
         row = np.full(len(panes[ROWS]), -1)
         in_turn = self._in_turn(np.arange(len(into)))
         row[into[in_turn]] = in_turn  # a repeated index keeps what is assigned last
-        found = np.flatnonzero((row >= 0) & self._takes(panes[ROWS]))
-        panes[self.name(self.part)][found] = values[row[found]]
-        panes[self.name("ok")][found] = True if valid is None else valid[row[found]]
+        chosen = np.flatnonzero((row >= 0) & self._takes(panes[ROWS]))
+        panes[self.name(self.part)][chosen] = values[row[chosen]]
+        panes[self.name("ok")][chosen] = True if valid is None else valid[row[chosen]]
 
     def merge(self, target: Columns, into: Into, source: Columns, at: Index) -> None:
         where = np.arange(len(target[ROWS]))[into]

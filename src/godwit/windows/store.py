@@ -59,12 +59,12 @@ class PaneStore:
     def save(self, state: States, owners: Index, starts: Index, panes: Columns) -> None:
         """Put panes where `load` finds them; a pair may not come twice."""
         slot = self._slot(starts)
-        held = np.where(state[ROWS] > 0, state[START], np.iinfo(np.int64).min)
-        newest = held.copy()
+        starts_before = np.where(state[ROWS] > 0, state[START], np.iinfo(np.int64).min)
+        newest = starts_before.copy()
         np.maximum.at(newest, (owners, slot), starts)
         to_slot = starts == newest[owners, slot]
-        who, where = np.nonzero((state[ROWS] > 0) & (newest > held))
-        self._map_put(state, who, held[who, where], {name: state[name][who, where] for name in self._names})
+        who, where = np.nonzero((state[ROWS] > 0) & (newest > starts_before))
+        self._map_put(state, who, starts_before[who, where], {name: state[name][who, where] for name in self._names})
         # After those that lose their slot: one of these may be the same pane, with more rows.
         older = {name: panes[name][~to_slot] for name in self._names}
         self._map_put(state, owners[~to_slot], starts[~to_slot], older)
@@ -101,8 +101,8 @@ class PaneStore:
 
     def _is_in_slot(self, state: States, owners: Index, starts: Index) -> Mask:
         slot = self._slot(starts)
-        found: Mask = (state[ROWS][owners, slot] > 0) & (state[START][owners, slot] == starts)
-        return found
+        in_slot: Mask = (state[ROWS][owners, slot] > 0) & (state[START][owners, slot] == starts)
+        return in_slot
 
     def _packed(self, starts: Index) -> list[bytes]:
         return self._subs.pack({START: starts}, len(starts))

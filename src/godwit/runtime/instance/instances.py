@@ -206,12 +206,12 @@ class Instances:
 
         A snapshot that rested on a mark which a power cut takes would have dropped what belongs to the batch before it.
         """
-        found = {}
+        batches = {}
         for name, shared in list(self._named.items()):
             with shared.lock:
-                found[name], lsn = shared.instance.progress.batch - 1, shared.lsn
+                batches[name], lsn = shared.instance.progress.batch - 1, shared.lsn
             self._log.sync(lsn)
-        return found
+        return batches
 
     def newest(self, name: str) -> SharedInstance:
         scoped = [n for n in self._named if n.startswith(f"{name}@")]

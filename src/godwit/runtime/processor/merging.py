@@ -169,9 +169,9 @@ def by_key(block: pa.RecordBatch, at: Index, codec: KeyCodec, rows_min: int = 1)
 def apart(block: pa.RecordBatch, rows: Index, merge: Merge) -> list[Index]:
     """Which rows of a key may become one: all, or those of each pane."""
     for name, way in merge:
-        if (found := _PANE.fullmatch(way)) is not None:
+        if (pane_of := _PANE.fullmatch(way)) is not None:
             known = rows[_column(block, name).take(rows).is_valid().to_numpy(zero_copy_only=False)]
-            pane = (_micros(block, name, known, 0) - int(found[2])) // int(found[1])
+            pane = (_micros(block, name, known, 0) - int(pane_of[2])) // int(pane_of[1])
             order = np.argsort(pane, kind="stable")
             bounds = np.flatnonzero(np.diff(pane[order])) + 1
             return [part for part in np.split(known[order], bounds) if len(part)]
@@ -185,8 +185,8 @@ def _column(block: pa.RecordBatch, name: str) -> pa.Array[Any]:
 def _micros(block: pa.RecordBatch, name: str, at: Index, unknown_us: int) -> Index:
     times = _column(block, name).take(at)
     micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(unknown_us)
-    found: Index = micros.to_numpy(zero_copy_only=False)
-    return found
+    times_us: Index = micros.to_numpy(zero_copy_only=False)
+    return times_us
 
 
 def fold(block: pa.RecordBatch, groups: Sequence[Index], merge: Merge) -> pa.RecordBatch:
@@ -220,18 +220,18 @@ def _joint_check(column: pa.Array[Any], rows: Index) -> int:
 
 def _values(block: pa.RecordBatch, rows: Index, merge: Merge) -> dict[str, Any] | None:
     """What becomes of each column; None if a sum has no room in its own, so that these rows had better stay apart."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, way in merge:
         column = _column(block, name).take(rows).drop_null()
         if not len(column):
-            found[name] = None
+            values[name] = None
         elif way == "sum":
-            found[name] = _sum(column)
-            if found[name] is None:
+            values[name] = _sum(column)
+            if values[name] is None:
                 return None
         else:
-            found[name] = _one_of(column, way)
-    return found
+            values[name] = _one_of(column, way)
+    return values
 
 
 def _sum(column: pa.Array[Any]) -> Any:
