@@ -18,7 +18,7 @@ from godwit.model.routing import Routing
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import OperatorDefinition
@@ -97,7 +97,8 @@ class BenchHost:
         self.directory, self.operator, self.memory_max_bytes = directory, operator, memory_max_bytes
         self.log, recovered = Changelog.open(directory)
         routing = Routing.spread(["host-0"], 8)
-        self.instances = Instances("host-0", self.log, Watch(lambda _: None), lambda: 0, set, routing, memory_max_bytes)
+        resources = HostResources(self.log, Watch(lambda _: None), lambda: 0, set, memory_max_bytes)
+        self.instances = Instances("host-0", resources, routing)
         for part in recovered.parts():
             self.instances.recover(part.info, memoryview(part.body))
         self.instances.define(OperatorDefinition.of(operator))

@@ -25,7 +25,7 @@ from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Shipment
 from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.ownership_columns import AWAY, MINE, selects
 from godwit.runtime.memory.work import Chunk, Work
@@ -122,7 +122,7 @@ class Host:
 
     def _open(self) -> None:
         self.log, recovered = Changelog.open(self.directory)
-        instances = Instances(self.name, self.log, Watch(lambda _: None), lambda: 1_000, set)
+        instances = Instances(self.name, HostResources(self.log, Watch(lambda _: None), lambda: 1_000, set))
         for part in recovered.parts():
             instances.recover(part.info, memoryview(part.body))
         known = instances.get("keep")

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from godwit.errors import ProcessorFailed
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import OperatorDefinition
@@ -226,7 +226,7 @@ class Shell:
 
     def _start(self) -> tuple[Changelog, Instances]:
         log, recovered = Changelog.open(self.directory, segment_bytes_max=4096)
-        instances = Instances("host-0", log, Watch(lambda _: None), lambda: 0, set)
+        instances = Instances("host-0", HostResources(log, Watch(lambda _: None), lambda: 0, set))
         for part in recovered.parts():
             instances.recover(part.info, memoryview(part.body))
         instances.define(OperatorDefinition.of(self.operator))

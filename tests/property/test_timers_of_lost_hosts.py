@@ -27,7 +27,7 @@ from godwit.runtime import messages
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.migration_service import Moves
-from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.memory.ownership_columns import MINE
@@ -99,7 +99,7 @@ class Place:
         checkpoint = str(flock.directory)
         self.log, recovered = Changelog.open(host_directory(checkpoint, name))
         routing = Routing.spread(HOSTS, GROUPS)
-        self.instances = Instances(name, self.log, Watch(lambda _: None), flock.clock_ms, set, routing)
+        self.instances = Instances(name, HostResources(self.log, Watch(lambda _: None), flock.clock_ms, set), routing)
         for part in recovered.parts():
             self.instances.recover(part.info, memoryview(part.body))
         for shared in self.instances:

@@ -33,7 +33,7 @@ from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.host.migration_service import Moves
-from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
 from godwit.runtime.memory.work import Chunk
@@ -197,7 +197,7 @@ class Side:
     def start(self) -> None:
         self.stopping = threading.Event()
         self.log, recovered = Changelog.open(self.directory)
-        self.instances = Instances(self.name, self.log, Watch(lambda _: None), lambda: 0, set, ROUTING)
+        self.instances = Instances(self.name, HostResources(self.log, Watch(lambda _: None), lambda: 0, set), ROUTING)
         for part in recovered.parts():
             self.instances.recover(part.info, memoryview(part.body))
         for shared in self.instances:

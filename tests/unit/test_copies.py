@@ -14,7 +14,7 @@ from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.receiver import Receiver
-from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog
@@ -48,7 +48,7 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     log.close()
 
     log, recovered = Changelog.open(tmp_path)
-    instances = Instances("host-1", log, Watch(lambda _: None), lambda: 0, set)
+    instances = Instances("host-1", HostResources(log, Watch(lambda _: None), lambda: 0, set))
     for part in recovered.parts():
         instances.recover(part.info, memoryview(part.body))
     again = instances.named(instance.name)

@@ -31,7 +31,7 @@ from godwit.runtime.host.compaction import CompactionLoop
 from godwit.runtime.host.driver_requests import DriverRequests, Handlers, HostParts
 from godwit.runtime.host.exchange import LaneExchange, replaced
 from godwit.runtime.host.migration_service import Moves
-from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatSender
 from godwit.runtime.liveness.leases import (
     Lease,
@@ -184,16 +184,15 @@ class Host:
 
     def _new_instances(self) -> Instances:
         config = self.config
-        return Instances(
-            config.host,
+        resources = HostResources(
             self.log,
             self._watch,
             self._clock_ms,
             lambda: set(typed.ask(self._controller, GetActiveScopes()).scopes),
-            config.routing,
             config.memory_max_bytes,
             self._crash_markers,
         )
+        return Instances(config.host, resources, config.routing)
 
     def _new_parts(self) -> HostParts:
         lanes = LaneExchange(self._port(), lambda request: typed.ask(self._controller, request))

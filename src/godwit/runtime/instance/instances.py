@@ -1,12 +1,13 @@
-"""The instances of one host by name: brought back from the changelog, given their code, made for one evaluation, dropped.
+"""The instances of one host by name: recovered from the changelog, given their code, made for one evaluation, dropped.
 
-Knows what a changelog's parts mean for an instance; not who asks for rows, nor how.
+Decides which instance a request means and how an instance begins and ends. Does not know what requests do.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from godwit import ports
-from godwit.errors import DefinitionError, InvariantBroken, UnsupportedQuery
+from godwit.errors import DefinitionError, UnsupportedQuery
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.runtime.instance.instance import Instance
@@ -26,37 +27,34 @@ from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.state.changelog import Changelog
-from godwit.state.changes import changes_schema
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
 from godwit.transport import wire
 
 
-class Instances:
-    """`routing`: who owned what at first; None takes ownership, and with it migration, out of the path."""
+@dataclass(frozen=True, slots=True)
+class HostResources:
+    """What a host gives all of its instances. `memory_max_bytes`: for the state of each of them; None for no limit."""
 
-    def __init__(
-        self,
-        host: str,
-        log: Changelog,
-        watch: Watch,
-        clock_ms: Callable[[], int],
-        active_scopes: Callable[[], set[str]],
-        routing: Routing | None = None,
-        memory_max_bytes: int | None = None,
-        crash_markers: CrashMarkers | None = None,
-    ) -> None:
+    log: Changelog
+    watch: Watch
+    clock_ms: Callable[[], int]
+    active_scopes: Callable[[], set[str]]  # evaluations of batch DataFrames that have not ended
+    memory_max_bytes: int | None = None
+    crash_markers: CrashMarkers | None = None
+
+
+class Instances:
+    """`routing`: the owners at first; None switches ownership off, and with it migration."""
+
+    def __init__(self, host: str, resources: HostResources, routing: Routing | None = None) -> None:
         self._host = host
-        self._crash_markers = crash_markers
-        self._log = log
-        self._watch = watch
-        self._clock_ms = clock_ms
-        self._active_scopes = active_scopes
+        self._resources = resources
+        self._log = resources.log
         self._routing = routing
-        self._memory_max_bytes = memory_max_bytes
         self._named: dict[str, SharedInstance] = {}
         self._operators: dict[str, Operator] = {}
-        self._admin = ports.lock()
+        self._admin = ports.lock()  # held while instances are made, given code or dropped
 
     def __iter__(self) -> Iterator[SharedInstance]:
         return iter(list(self._named.values()))
@@ -64,50 +62,34 @@ class Instances:
     # -- recovery and definitions ------------------------------------------------------------------------------------
 
     def recover(self, info: dict[str, Any], body: memoryview) -> None:
+        """A part of the changelog, in the order in which the parts were written."""
         name = info["op"]
         match info["kind"]:
+            case "define" if name not in self._named:
+                self._named[name] = SharedInstance(self._fresh(name, OperatorSpec.from_dict(info["spec"])))
             case "define":
-                spec = OperatorSpec.from_dict(info["spec"])
-                shared = self._named.get(name)
-                if shared is None:
-                    self._named[name] = SharedInstance(self._fresh(name, spec))
-                else:
-                    shared.instance.memory.redefine(spec)
-            case "mark":
-                self._named[name].instance.recovery.mark(info)
-            case "state":
-                instance = self._named[name].instance
-                schema = changes_schema(instance.key_codec)
-                instance.recovery.state(info, pa.ipc.read_record_batch(pa.py_buffer(body), schema))
-            case "ledger":
-                self._named[name].instance.recovery.ledger(info, body)
-            case "own":
-                self._named[name].instance.recovery.own(self._host, info)
-            case "committed":
-                instance = self._named[name].instance
-                rows = pa.ipc.read_record_batch(pa.py_buffer(body), changes_schema(instance.key_codec))
-                instance.recovery.committed(info, rows)
+                self._named[name].instance.memory.redefine(OperatorSpec.from_dict(info["spec"]))
             case "drop":
                 self._named.pop(name).instance.state.close()
-            case other:
-                raise InvariantBroken(f"the changelog holds a part of unknown kind {other!r}", operator=name)
+            case _:
+                self._named[name].instance.recovery.take(self._host, info, body)
 
     def own(self, shared: SharedInstance, first: Routing | None = None) -> None:
-        """An instance that has never written down what it owns owns what the operator's first table says."""
+        """Give an ownership to an instance that has none in the changelog: that of the operator's first routing table."""
         instance = shared.instance
         if self._routing is not None and not instance.spec.ephemeral and instance.ownership is None:
             instance.memory.ownership = Ownership.initial(self._host, first or self._routing)
 
     def _fresh(self, name: str, spec: OperatorSpec) -> Instance:
         key_codec = KeyCodec(spec.key_schema, spec.tz)
-        limit = self._memory_max_bytes
+        resources, limit = self._resources, self._resources.memory_max_bytes
         scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
         instance = Instance(name, spec, KeyedState(spec.variables, key_codec, scratch, limit), key_codec)
         instance.durable.journal = self._log
-        if self._crash_markers is not None:
-            instance.code.marker = self._crash_markers.marker(name)
         code = instance.code
-        code.guard = lambda: self._watch.over(instance.spec.timeout_s, code.describe, code.current_call)
+        if resources.crash_markers is not None:
+            code.marker = resources.crash_markers.marker(name)
+        code.guard = lambda: resources.watch.over(instance.spec.timeout_s, code.describe, code.current_call)
         return instance
 
     def define(self, definition: OperatorDefinition) -> None:
@@ -137,13 +119,13 @@ class Instances:
                 operator=operator.spec.name,
             ) from error
 
-    # -- finding ------------------------------------------------------------------------------------------------------
+    # -- by name -----------------------------------------------------------------------------------------------------
 
     def of(self, name: str, scope: str | None) -> SharedInstance:
         shared = self._named.get(name if scope is None else f"{name}@{scope}")
         # A host that was started again has the state and not the code.
-        codeless = shared is None or shared.instance.code.adapter is None
-        if codeless and scope is not None and name in self._operators:
+        lacks_code = shared is None or shared.instance.code.adapter is None
+        if lacks_code and scope is not None and name in self._operators:
             shared = self._scoped(self._operators[name], scope)
         if shared is None:
             raise DefinitionError(
@@ -163,7 +145,7 @@ class Instances:
                 todo="Evaluate it in the thread that runs foreachBatch, or in a pyspark.InheritableThread started there",
                 operator=operator.spec.name,
             )
-        active = self._active_scopes()
+        active = self._resources.active_scopes()
         with self._admin:
             if name in self._named:
                 return self._with_code(self._named[name], operator)
@@ -191,7 +173,7 @@ class Instances:
         table = pa.ipc.open_stream(operator.initial[self._host]).read_all().combine_chunks()
         (batch,) = table.drop_columns([wire.HASH]).to_batches()
         hashes = table.column(wire.HASH).to_numpy()
-        return instance.initialise("initial", batch, np.arange(len(batch)), hashes, self._clock_ms()).parts
+        return instance.initialise("initial", batch, np.arange(len(batch)), hashes, self._resources.clock_ms()).parts
 
     def _drop(self, name: str) -> None:
         shared = self._named.pop(name)
@@ -202,9 +184,9 @@ class Instances:
             self._log.append([({"kind": "drop", "op": name}, b"")])
 
     def settled(self) -> dict[str, int]:
-        """Up to which batch each instance's state is known to be committed; the log says so, whatever happens from now on.
+        """The last batch of each instance that is committed. The log says so on disk when this returns.
 
-        A snapshot that rested on a mark which a power cut takes would have dropped what belongs to the batch before it.
+        Otherwise a snapshot could drop the ledger of a batch though a power cut takes the mark that proved it committed.
         """
         batches = {}
         for name, shared in list(self._named.items()):

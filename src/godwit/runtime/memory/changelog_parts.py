@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from godwit.errors import InvariantBroken
 from godwit.model.ownership import Ownership
 from godwit.model.units import Units
 from godwit.runtime.memory.memory import Memory
@@ -41,6 +42,27 @@ class Recovery:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
+
+    def take(self, host: str, info: Mapping[str, Any], body: memoryview) -> None:
+        """A part of this instance, of any kind that describes a defined instance; `host`: whose log it is."""
+        match info["kind"]:
+            case "mark":
+                self.mark(info)
+            case "state":
+                self.state(info, self._rows(body))
+            case "ledger":
+                self.ledger(info, body)
+            case "own":
+                self.own(host, info)
+            case "committed":
+                self.committed(info, self._rows(body))
+            case other:
+                raise InvariantBroken(
+                    f"the changelog holds a part of unknown kind {other!r}", operator=self._memory.name
+                )
+
+    def _rows(self, body: memoryview) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.py_buffer(body), changes_schema(self._memory.key_codec))
 
     def mark(self, info: Mapping[str, Any]) -> None:
         memory = self._memory

@@ -16,7 +16,7 @@ from godwit import ports
 from godwit.errors import CheckpointCorrupt, StaleGeneration
 from godwit.model.ownership import Ownership
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.instances import Instances
+from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -73,9 +73,9 @@ class LogReader(StateReader):
         log = looked_into(host_directory(self.checkpoint, host))
         if log is None:
             return None
-        instances = Instances(
-            host, cast(Any, None), Watch(lambda _: None), lambda: 0, set, None, MEMORY_MAX_BYTES
-        )  # no log to write
+        no_log = cast(Any, None)  # nothing is written
+        resources = HostResources(no_log, Watch(lambda _: None), lambda: 0, set, MEMORY_MAX_BYTES)
+        instances = Instances(host, resources)
         try:
             for part in log.parts():
                 if part.info.get("op") == self.spec.name:
