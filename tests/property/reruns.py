@@ -29,6 +29,7 @@ from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.ownership_columns import AWAY, MINE, selects
 from godwit.runtime.memory.work import Chunk, Work
+from godwit.runtime.messages import OpenLane
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -148,7 +149,8 @@ class Host:
         self._open()
 
     def opened(self, request: BatchRef, lane: str, admit: Any = welcome) -> Work:
-        return self.exchange._opened(self.shared, request, lane, admit, True)
+        self.exchange._admit = lambda asked: admit(request, asked.last_batch, asked.fresh)
+        return self.exchange._open(self.shared, OpenLane("keep", request.query, request.run, request.batch, lane))
 
     def finish(self, request: BatchRef, lane: str, rows: int, sent: int | None = None) -> None:
         self.exchange.worked(self.shared, lambda i: i.finish(request, lane, rows, None, sent))

@@ -32,7 +32,7 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.memory.ownership_columns import MINE
 from godwit.runtime.memory.work import Chunk, Work
-from godwit.runtime.messages import OperatorDefinition
+from godwit.runtime.messages import OpenLane, OperatorDefinition
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -147,7 +147,8 @@ class Lane:
 
     def open(self, host: str) -> None:
         exchange, shared = self.flock.places[host].exchange, self.flock.places[host].shared
-        work = exchange._opened(shared, self.request, self.name, lambda *_: None, self.carries)
+        lane = OpenLane(NAME, "query", "run", self.batch, self.name, carries=self.carries)
+        work = exchange._open(shared, lane)
         self.opened[host] = told(work)
 
     def lost(self, host: str) -> None:
