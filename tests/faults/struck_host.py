@@ -127,7 +127,7 @@ def arm(striker: Striker) -> None:
     around(striker, OriginEffects, "forget", "origin", lambda *_: "forget")
     around(striker, Receiver, "_do", "target", lambda effect: f"do:{type(effect).__name__}")
     around(striker, Receiver, "_take", "target", lambda message, _: f"take:{message.kind}")
-    plain_send, plain_hear = TargetConnection.send, Receiver._hear
+    plain_send, plain_hear = TargetConnection.send, Receiver._receive
     effects: dict[int, OriginEffects] = {}
     plain_init = OriginEffects.__init__
 
@@ -148,7 +148,7 @@ def arm(striker: Striker) -> None:
 
     OriginEffects.__init__ = init  # type: ignore[method-assign]
     TargetConnection.send = send  # type: ignore[method-assign]
-    Receiver._hear = hear  # type: ignore[method-assign]
+    Receiver._receive = hear  # type: ignore[method-assign]
     for name in ("append", "sync"):
         writing(striker, name)
 

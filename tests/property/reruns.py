@@ -215,7 +215,7 @@ class Flock:
         self._moves += 1
         name = f"m{self._moves}"
         receiver, answers = Receiver(target.port, target.shared, name, origin.name), Answers()
-        receiver.greet(answers)
+        receiver.start_answering(answers)
         shipment = Shipment(origin.shared, units, lambda *_: None)
         shipment.index()
         origin.own.cut(units, target.name)
@@ -226,11 +226,11 @@ class Flock:
         out += [*shipment.of_batch(0, shipment.with_removed(keys, select), entries), shipment.end(name, 0, units)]
         for item in out:
             for body in [None] if item.bodies is None else item.bodies:
-                receiver.tell(item.message, body)
+                receiver.take(item.message, body)
         origin.instance.followers.remove(shipment.watcher)
         if not isinstance(answers.last(), messages.StepPrepared):
             origin.own.resume(units)
-            receiver.tell(messages.StepAborted(0), None)
+            receiver.take(messages.StepAborted(0), None)
             return False
         self._hand_over(origin, receiver, name, units)
         return True
@@ -239,7 +239,7 @@ class Flock:
         instance = origin.instance
         origin.own.release(f"{name}/0", units, "")
         select = selects(units, origin.own)
-        receiver.tell(messages.StepReleased(0, origin.own.outgoing[f"{name}/0"].epochs), None)
+        receiver.take(messages.StepReleased(0, origin.own.outgoing[f"{name}/0"].epochs), None)
         keys = list(instance.state.keys())
         hashes = np.array([CODEC.route_hash(key) for key in keys], np.int64)
         gone = [keys[i] for i in np.flatnonzero(select(hashes) & (instance.stands(hashes) == AWAY)).tolist()]
@@ -258,14 +258,14 @@ class Flock:
         words = {part.info["kind"]: part for part in left.last_words().parts()}
         legacy = Legacy(lost.name, "keep", lost.own.mine(), True, words)
         receiver, answers = Receiver(heir.port, heir.shared, "will", lost.name), Answers()
-        receiver.greet(answers)
+        receiver.start_answering(answers)
         told = chain(legacy.begin(), (note for part in left.parts() for note in legacy.notes(part)))
         for message, body in told:
-            receiver.tell(message, None if body is None else pa.py_buffer(body))
+            receiver.take(message, None if body is None else pa.py_buffer(body))
         for message, body in legacy.rest():
-            receiver.tell(message, None if body is None else pa.py_buffer(body))
+            receiver.take(message, None if body is None else pa.py_buffer(body))
         answers.expect(messages.StepPrepared)
-        receiver.tell(legacy.released(), None)
+        receiver.take(legacy.released(), None)
         answers.expect(messages.StepServed)
 
     def state(self) -> dict[int, Any]:

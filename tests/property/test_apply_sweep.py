@@ -29,6 +29,7 @@ from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.forwarding import Forwarder
 from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.handover.incoming import IncomingHandover
 from godwit.runtime.memory.work import Work
 from godwit.runtime.processor.rows import Times
 from tests.property.bench_host import NAME, BenchHost, chunk_of, everything_of, operator_of, request, welcome
@@ -288,7 +289,7 @@ def test_followers_hear_of_all_that_is_applied_or_the_host_ends(tmp_path: Path) 
 
 def _copies(host: BenchHost) -> Copies:
     port = HostServices("host-0", str(host.directory), "token", "", host.log, lambda: 1_700, lambda: False)
-    return Copies(port, host.shared, "m1", "host-1")
+    return Copies(IncomingHandover(port, host.shared, "m1", "host-1"))
 
 
 def _progress(batch: int) -> Progress:
@@ -304,7 +305,7 @@ def _changes(batch: int, body: Any) -> Job:
 
 
 def _committed(body: Any) -> Job:
-    return lambda host: _copies(host).committed(messages.StateBeforeBatch(0, _progress(1)), body)
+    return lambda host: _copies(host).state_before_batch(messages.StateBeforeBatch(0, _progress(1)), body)
 
 
 def _ledger(info: dict[str, Any], body: Any) -> Job:

@@ -18,8 +18,9 @@ from godwit.model.ownership import Outgoing, Ownership, Stand
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued
-from godwit.runtime.handover.copies import Copies, scan
+from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.forwarding import Forwarder
+from godwit.runtime.handover.incoming import scan
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Shipment
@@ -182,7 +183,7 @@ def ledger_stays() -> Iterable[Change]:
     "what keys held before the batch in progress does not travel: a new run reverts nothing of them", "I2 I4", first=2
 )
 def images_stay() -> Iterable[Change]:
-    return [(Copies, "committed", nothing)]
+    return [(Copies, "state_before_batch", nothing)]
 
 
 # -- the target decides ----------------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def lost_connection_serves() -> Iterable[Change]:
     def serve(receiver: Receiver, step: int) -> None:
         receiver._handle(ReleaseReported(step))
 
-    return [(Receiver, "ask", serve)]
+    return [(Receiver, "ask_outcome", serve)]
 
 
 @hole(
@@ -225,7 +226,7 @@ def lost_connection_drops() -> Iterable[Change]:
         release(effects, step, units)
         _forget_all(effects, units)
 
-    return [(Receiver, "ask", drop), (OriginEffects, "release", and_forget)]
+    return [(Receiver, "ask_outcome", drop), (OriginEffects, "release", and_forget)]
 
 
 @hole("a target takes a step that it has served for a new one", "I1 I2 I5 I6", first=6)

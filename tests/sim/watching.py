@@ -36,7 +36,7 @@ def watched(tell: Effected) -> Iterator[None]:
         origin_do(effects, effect)
 
     def at_target(receiver: Receiver, effect: Any) -> None:
-        tell(receiver._port.host, receiver.id, effect)
+        tell(receiver.handover.services.host, receiver.id, effect)
         receiver_do(receiver, effect)
 
     def at_batch(exchange: LaneExchange, shared: SharedInstance, lane: OpenLane) -> Work:

@@ -42,9 +42,9 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     info, body = entry.part(instance.name, 0, "0")
     mark, _ = instance.mark_part()
     epochs = dict.fromkeys(UNITS, 1)
-    receiver.tell(messages.AnnounceStep(0, UNITS, ()), None)
-    receiver.tell(messages.StepLedger(0, instance.progress, info), pa.py_buffer(body))
-    receiver.tell(messages.StepEnd(0, UNITS, epochs, (), mark | {"fired": True}), None)
+    receiver.take(messages.AnnounceStep(0, UNITS, ()), None)
+    receiver.take(messages.StepLedger(0, instance.progress, info), pa.py_buffer(body))
+    receiver.take(messages.StepEnd(0, UNITS, epochs, (), mark | {"fired": True}), None)
     log.close()
 
     log, recovered = Changelog.open(tmp_path)
@@ -55,7 +55,7 @@ def test_what_timers_put_out_elsewhere_survives_a_restart_before_it_is_served(tm
     assert again.instance.batch.fired_elsewhere == [UNITS]
     port = HostServices("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     restarted = Receiver(port, again, "m1", "host-0", {0: UNITS})
-    restarted.tell(messages.StepReleased(0, dict.fromkeys(UNITS, 2)), None)
+    restarted.take(messages.StepReleased(0, dict.fromkeys(UNITS, 2)), None)
     assert [batch.column("total").to_pylist() for batch in again.instance.ledger.timer_outputs("0")] == [[7]]
     log.close()
 
@@ -70,8 +70,8 @@ def test_copies_are_as_far_as_their_origin_was(tmp_path: Path) -> None:
         shared.instance.open(BatchRef("q", "r", batch), "0", 0, welcome)
     port = HostServices("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
     receiver = Receiver(port, shared, "m1", "host-0", kept=True)
-    assert receiver.following is None
-    receiver.tell(messages.AnnounceStep(0, UNITS, ()), None)
-    receiver.tell(messages.CopyMarker(0, 0, 1), None)
-    assert receiver.following == 1
+    assert receiver.copied_up_to is None
+    receiver.take(messages.AnnounceStep(0, UNITS, ()), None)
+    receiver.take(messages.CopyMarker(0, 0, 1), None)
+    assert receiver.copied_up_to == 1
     log.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from godwit.model.units import Units
@@ -27,22 +28,22 @@ class Told:
         self.kinds: list[str] = []
         self.may = threading.Event()
         self.reached = threading.Event()
-        self.following: int | None = None
-        self.written: tuple[int, int] | None = None
+        self.copied_up_to: int | None = None
+        self.handover = SimpleNamespace(written=None)
 
-    def greet(self, answers: Any) -> None:
+    def start_answering(self, answers: Any) -> None:
         self.answers = answers
 
-    def drop_adopted(self) -> None:
+    def drop_taken_over(self) -> None:
         return
 
     def copied_before(self, batch: int) -> bool:
         return True
 
-    def ask(self, step: int) -> None:
+    def ask_outcome(self, step: int) -> None:
         raise AssertionError(f"step {step} is not prepared")
 
-    def tell(self, message: messages.FromOrigin, body: Any) -> None:
+    def take(self, message: messages.FromOrigin, body: Any) -> None:
         self.kinds.append(message.kind)
         self.reached.set()
         assert self.may.wait(10)
@@ -86,7 +87,7 @@ def test_a_log_is_told_as_an_origin_would(tmp_path: Path) -> None:
 def test_copies_are_told_only_what_came_after_them(tmp_path: Path) -> None:
     """The rest of the log is read, and not replayed: it may be all the state there is."""
     told = Told()
-    told.following = 1
+    told.copied_up_to = 1
     told.may.set()
     heir = heir_of(tmp_path, told)
     with heir.changed:

@@ -7,6 +7,7 @@ must never change by it, and a migration that has ended leaves nothing: no copie
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ class Target:
 
     def hear(self, *script: Message) -> None:
         for note, data in script:
-            self.receiver.tell(typed.from_header(note, *messages.FROM_ORIGIN), body(data))
+            self.receiver.take(typed.from_header(note, *messages.FROM_ORIGIN), body(data))
 
     def serves(self) -> bool:
         return bool(self.side.owned())
@@ -96,7 +97,7 @@ class Target:
             self.applied |= dict(self.side.put(0, *FIRST, lane="own"))
 
     def lose_connection(self) -> None:
-        self.receiver._hang_up()
+        self.receiver._connection_ended()
 
     def settle(self, pair: Pair) -> None:
         """Until what was asked of the origin is answered: it still has the keys, so it has kept them."""
@@ -252,20 +253,43 @@ def test_copies_that_an_heir_has_adopted_are_not_touched_by_their_standby(
     with fresh(tmp_path, "heir") as pair:
         pair.a.put(0, *FIRST)
         pair.migrate("standby")
-        pair.wait(lambda: any(r.following is not None for r in pair.b.moves._receivers.values()))
+        pair.wait(lambda: any(r.copied_up_to is not None for r in pair.b.moves._receivers.values()))
         standby = next(iter(pair.b.moves._receivers.values()))
         pair.a.die()
         heir = pair.b.moves._receiver("will/sum", "host-0", pair.b.shared, ALL)
-        assert heir.following == 0
+        assert heir.copied_up_to == 0
         assert pair.b.totals() == dict(FIRST)
         for note, data in (*script, *script):
-            standby.tell(typed.from_header(note, *messages.FROM_ORIGIN), body(data))
+            standby.take(typed.from_header(note, *messages.FROM_ORIGIN), body(data))
             assert pair.b.totals() == dict(FIRST), note
-        standby.tell(messages.StepAborted(0, ALL), None)
+        standby.take(messages.StepAborted(0, ALL), None)
         standby.drop_copies()
         assert pair.b.totals() == dict(FIRST)
-        assert heir.following == 0
-        heir.tell(messages.StepAborted(0), None)
+        assert heir.copied_up_to == 0
+        heir.take(messages.StepAborted(0), None)
+        assert pair.b.left_over() == []
+
+
+def test_an_heir_drops_copies_that_are_not_whole_though_their_connection_is_still_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The origin was stopped while it copied: nothing ends its connection but the takeover. Before: the instance hung."""
+    monkeypatch.setattr("godwit.runtime.handover.receiver.ORPHAN_WAIT_S", 0.05)
+    with fresh(tmp_path, "stopped") as pair:
+        pair.a.put(0, *FIRST)
+        pair.there = kind_is("copy_marker")
+        pair.migrate("standby")
+        pair.wait_connection(1).there.wait_stopped()
+        pair.connections[0].there.wait_idle()
+        assert pair.b.totals() == dict(FIRST)
+        heirs: list[Receiver] = []
+        made = threading.Thread(
+            target=lambda: heirs.append(pair.b.moves._receiver("will/sum", "host-0", pair.b.shared, ALL)), daemon=True
+        )
+        made.start()
+        made.join(10)
+        assert not made.is_alive(), "it waits for a lock that it has"
+        assert heirs[0].copied_up_to is None
         assert pair.b.left_over() == []
 
 

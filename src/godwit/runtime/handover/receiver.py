@@ -1,8 +1,9 @@
 """The target's side of a migration on a host: runs the machine of a target over as many connections as it takes.
 
-What comes goes to `copies`, in the order sent, as long as the machine says that its step takes it; what becomes of it is the
-machine's word too. What comes late, again, or of a step that is prepared or served is ignored. A copy is not served before the
-origin has released it: the gate holds or refuses its rows, and its timers do not fire.
+Messages go to `copies`, in the order sent, as long as the machine says that their step takes state; what becomes of the copies
+is the machine's word too. State that comes late, again, or of a step that is prepared or served is ignored. A copy is not
+served before the origin has released it: the gate holds or refuses its rows, and its timers do not fire. The lock rule is that
+of `incoming.IncomingHandover`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from godwit.runtime import messages
 from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.handover.incoming import IncomingHandover
 from godwit.runtime.handover.switch_interval import prompt
+from godwit.runtime.handover.target_effects import TAKEN_OVER, TargetEffects
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
@@ -59,7 +62,7 @@ class Receiver:
 
     def __init__(
         self,
-        port: HostServices,
+        services: HostServices,
         shared: SharedInstance,
         migration: str,
         origin: str,
@@ -68,23 +71,25 @@ class Receiver:
     ) -> None:
         self.id = migration
         self.origin = origin
-        self._port = port
+        self.handover = IncomingHandover(services, shared, migration, origin)
+        self.open_connections = 0  # that have come and have not been seen to end
+        self.origin_away = False  # the origin of a standby is away, and its copies are still here
+        self._services = services
         self._shared = shared
         self._machine = Target(prepared)
-        self._copies = Copies(port, shared, migration, origin)
-        self._kept = kept
-        self.callers = 0  # connections that have come and have not been seen to end
-        self.orphaned = False  # the origin of a standby is away, and its copies are still here
-        self._writer: Any = None
+        self._copies = Copies(self.handover)
+        self._effects = TargetEffects(self.handover)
+        self._kept = kept  # copies of a standby
+        self._acting = ports.rlock()
         self._writing = ports.lock()
-        self._acting = ports.rlock()  # one event at a time: connections, and the answers to questions
-        self._connection: ExitStack | None = None  # the newest, and what is held for as long as it lasts
-        self._ended = ports.event()  # set while there is none
-        self._ended.set()
-        self._wanted = Units()
+        self._writer: Any = None
+        self._connection: ExitStack | None = None  # the newest, and what is in use for as long as it lasts
+        self._no_connection = ports.event()
+        self._no_connection.set()
+        self._wanted = Units()  # asked for on this connection
         shared.want_listeners.append(self.want)
         for units in (prepared or {}).values():
-            shared.copy_claims[migration] = shared.copy_claims.get(migration, Units()) | units
+            self.handover.add_claim(units)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -94,7 +99,7 @@ class Receiver:
         Or until there is another, or another generation: an origin that is stopped, or whose machine has vanished, never ends
         it. Then what it held is let go, though the thread that reads from it may stay until TCP gives up.
         """
-        directory = host_directory(self._port.checkpoint, self.origin)
+        directory = host_directory(self._services.checkpoint, self.origin)
         lease = read_lease(directory)
         if lease is not None and lease.generation > generation:
             return  # it does not know yet that it has been replaced
@@ -105,7 +110,7 @@ class Receiver:
                 while True:
                     with waits().over(directory, lease, lambda: self._try_end(connection)):
                         message = reader.read_chunk()
-                    if not self._hear(connection, message, writer):
+                    if not self._receive(connection, message, writer):
                         return
             except (StopIteration, GodwitError, *GONE):
                 return
@@ -117,67 +122,67 @@ class Receiver:
             self._end(self._connection)
             self.drop_copies()
             self._connection = connection
-            self._ended.clear()
+            self._no_connection.clear()
             self._wanted = Units()
 
-    def _hear(self, connection: ExitStack, message: Any, writer: Any) -> bool:
+    def _receive(self, connection: ExitStack, message: Any, writer: Any) -> bool:
         """False after the last message, and if what is said on this connection does not count any more."""
-        told = typed.unpack(message.app_metadata, *messages.FROM_ORIGIN)
+        received = typed.unpack(message.app_metadata, *messages.FROM_ORIGIN)
         with self._acting:
-            if self._connection is not connection or isinstance(told, messages.Bye):
+            if self._connection is not connection or isinstance(received, messages.Bye):
                 return False
-            if isinstance(told, messages.Hello):
-                self.greet(writer)
+            if isinstance(received, messages.Hello):
+                self.start_answering(writer)
                 return True
             try:
-                self.tell(told, parcels.body_of(message) if message.data is not None else None)
+                self.take(received, parcels.body_of(message) if message.data is not None else None)
             except GodwitError as error:
-                self._answer(messages.TargetFailed(error.at(host=self._port.host)))
+                self._answer(messages.TargetFailed(error.at(host=self._services.host)))
             return True
 
     def _end(self, connection: ExitStack | None) -> None:
-        """What it brings after that must not be taken for what the next one brings, nor dropped with it."""
+        """What a connection brings after its end must not be taken for what the next one brings, nor dropped with it."""
         with self._acting:
             if connection is not None and self._connection is connection:
                 self._connection = None
                 connection.close()
-                self._hang_up()
-                self._ended.set()
+                self._connection_ended()
+                self._no_connection.set()
 
     def _try_end(self, connection: ExitStack) -> None:
-        """For the thread that ends waits: it calls again, so it need not wait for somebody who may be waiting for it."""
+        """For the thread that ends waits: it calls again, so it need not wait for a thread that may be waiting for it."""
         if self._acting.acquire(blocking=False):
             try:
                 self._end(connection)
             finally:
                 self._acting.release()
 
-    def _hang_up(self) -> None:
+    def _connection_ended(self) -> None:
         """Copies of a standby stay until their origin is back: if it is lost for good, this host may be its heir."""
         with self._writing:
             self._writer = None
-        self.orphaned = self._kept and self.following is not None
-        if self.orphaned:
-            ports.thread(self._await_origin, "godwit-orphan").start()
+        self.origin_away = self._kept and self.copied_up_to is not None
+        if self.origin_away:
+            ports.thread(self._await_origin, "godwit-await-origin").start()
         else:
             self._handle(OriginDisconnected())
 
     def _await_origin(self) -> None:
         pause = ports.event()
-        while self.orphaned and not self._port.stopping():
-            if ask_outcome(self._port, self.origin, self._shared.instance.name, f"{self.id}/0") != "away":
+        while self.origin_away and not self._services.stopping():
+            if outcome_of(self._services, self.origin, self._shared.instance.name, self.handover.name(0)) != "away":
                 self.drop_copies()
             pause.wait(ORPHAN_ASK_S)
 
     def drop_copies(self) -> None:
         """Of a standby whose origin is back, or whose copies are of no use."""
         with self._acting:
-            if self.orphaned:
-                self.orphaned = False
+            if self.origin_away:
+                self.origin_away = False
                 self._handle(OriginDisconnected())
 
-    def greet(self, writer: Any) -> None:
-        """Nothing is said before this. Who asks the origin for an outcome may hear of it, and say so, at any time."""
+    def start_answering(self, writer: Any) -> None:
+        """Nothing is answered before this. The outcome of a step may be learnt, and answered, at any time."""
         with self._writing, suppress(*GONE, pa.ArrowInvalid):
             writer.write_metadata(typed.pack(messages.Hello()))
             self._writer = writer
@@ -185,44 +190,45 @@ class Receiver:
     @property
     def settled(self) -> bool:
         """Whether nothing of it is open here any more."""
-        return not self.callers and self._machine.settled and not self.orphaned
+        return not self.open_connections and self._machine.settled and not self.origin_away
 
     # -- copies of a standby whose origin is lost --------------------------------------------------------------------
 
     @property
-    def following(self) -> int | None:
-        """The batch of which the copies were last heard: all before it they have. None if some do not stand."""
-        steps, standing = self._machine.steps, self._copies.standing
-        stand = all(at in standing and step.phase is TargetPhase.ABSENT for at, step in steps.items())
-        return min(standing.values()) if steps and stand else None
-
-    @property
-    def written(self) -> tuple[int, int] | None:
-        """How far the origin's log had been written when the copies were last heard of: generation and lsn."""
-        return self._copies.written
+    def copied_up_to(self) -> int | None:
+        """The batch of which the copies were last heard: all before it they have. None if some are not whole."""
+        steps, copied = self._machine.steps, self.handover.copied_up_to
+        whole = all(at in copied and step.phase is TargetPhase.ABSENT for at, step in steps.items())
+        return min(copied.values()) if steps and whole else None
 
     def copied_before(self, batch: int) -> bool:
         """Whether the copies were whole when the batch began: else they do not tell what their keys held then."""
-        return self._copies.copied_in < batch
+        return self.handover.copied_in < batch
 
-    def adopt(self, other: Receiver, units: Units) -> bool:
-        """Take over the copies that another migration has brought here; False if they are not all of these units."""
-        other._ended.wait(ORPHAN_WAIT_S)  # what is still on its way is worth having
-        with other._acting, self._acting, self._shared.changed:
-            other._end(other._connection)  # the origin is fenced: nothing that it says counts any more
-            return self._adopted(other, units)
+    def take_over_copies(self, other: Receiver, units: Units) -> bool:
+        """Take over the copies that another migration has brought here; False if they are not all of these units.
 
-    def _adopted(self, other: Receiver, units: Units) -> bool:
-        batch = other.following
-        if not other.orphaned or batch is None or not self._copies.adopt(other._copies, units, batch):
+        The origin is fenced: nothing that comes over its connection counts any more. What is still on its way is worth having.
+        """
+        other._no_connection.wait(ORPHAN_WAIT_S)
+        with other._acting, self._acting:
+            other._end(other._connection)
+            with self._shared.changed:
+                return self._taken_over(other, units)
+
+    def _taken_over(self, other: Receiver, units: Units) -> bool:
+        batch = other.copied_up_to
+        if not other.origin_away or batch is None:
             return False
-        other._machine, other.orphaned = Target(), False
-        self._machine.on(Announced(0, units))  # what it asks for is done: the copies are written down
+        if not self._effects.take_over_copies(other.handover, units, batch):
+            return False
+        other._machine, other.origin_away = Target(), False
+        self._machine.on(Announced(TAKEN_OVER, units))  # what it asks for is done: the copies are written down
         return True
 
-    def drop_adopted(self) -> None:
+    def drop_taken_over(self) -> None:
         with self._acting:
-            self._copies.drop_adopted()
+            self._effects.drop_taken_over()
 
     @property
     def operator(self) -> str:
@@ -246,23 +252,23 @@ class Receiver:
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
-    def tell(self, message: messages.FromOrigin, body: Any) -> None:
-        """What an origin says, or the log that one has left behind."""
+    def take(self, message: messages.FromOrigin, body: Any) -> None:
+        """A message of the origin, or of the changelog that a lost origin has left."""
         with self._acting:
             self._take(message, body)
 
     def _take(self, message: messages.FromOrigin, body: Any) -> None:
         if message.written is not None:
-            self._copies.written = message.written
+            self.handover.written = message.written
         match message:
             case messages.OfferUnits(units):
                 self._offer(units)
             case messages.AnnounceStep():
                 self._announced(message)
             case messages.OriginProgress(progress):
-                self._copies.reached(progress)
+                self._copies.origin_progress(progress)
             case messages.StepEnd(step, units):
-                fits = self._machine.takes(step) and self._copies.rest(message)
+                fits = self._machine.takes(step) and self._copies.end_fits(message)
                 self._handle(Arrived(step, units, fits))
             case messages.StepReleased():
                 self._released(message)
@@ -277,8 +283,8 @@ class Receiver:
         match message:
             case _ if not self._machine.takes(getattr(message, "step")):  # noqa: B009 messages without a step are above
                 return
-            case messages.CopyMarker(step, rows, batch):
-                copies.stands(step, batch)
+            case messages.CopyMarker(step, rows):
+                copies.complete(message)
                 self._answer(messages.MarkerReached(step, rows))
             case messages.StepState():
                 copies.state(message, body)
@@ -287,18 +293,18 @@ class Receiver:
             case messages.StepChanges():
                 copies.changes(message, body)
             case messages.StepRows():
-                copies.replay(message, body)
+                copies.rows(message, body)
             case messages.StateBeforeBatch():
-                copies.committed(message, body)
+                copies.state_before_batch(message, body)
             case messages.StepLedger():
                 copies.ledger(message, body)
             case _:
                 raise AssertionError(message)
 
     def _offer(self, units: Units) -> None:
-        """Of what is here already, in whichever way, nothing is expected any more."""
+        """Nothing is expected of units that are here already, owned or prepared."""
         with self._shared.changed:
-            expected = self._copies.claim(units)
+            expected = self._effects.claim(units)
         if expected:
             self._handle(Promised(expected))
 
@@ -306,7 +312,7 @@ class Receiver:
         if self._served(message.epochs):
             self._answer(messages.StepServed(message.step))
         else:
-            self._copies.apart[message.step] = message.apart
+            self.handover.step(message.step).apart = message.apart
             self._handle(Announced(message.step, message.units))
 
     def _released(self, message: messages.StepReleased) -> None:
@@ -329,19 +335,19 @@ class Receiver:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Expect(units):
-                self._copies.expect(units)
+                self._effects.expect(units)
             case Stage(step, units):
-                self._copies.announce(step, units)
+                self._effects.stage(step, units)
             case Persist(step, units):
-                self._copies.prepare(step, units)
+                self._effects.prepare(step, units)
                 self._handle(Durable(step))
             case Serve(step, units):
-                self._copies.serve(step, units)
+                self._effects.serve(step, units)
                 self._answer(messages.StepServed(step))
             case Discard(step, units):
-                self._copies.discard(step, units)
+                self._effects.discard(step, units)
             case AskOutcome(step):
-                self.ask(step)
+                self.ask_outcome(step)
             case _:
                 self._tell(effect)
 
@@ -360,14 +366,14 @@ class Receiver:
 
     # -- the origin's last word --------------------------------------------------------------------------------------
 
-    def ask(self, step: int) -> None:
+    def ask_outcome(self, step: int) -> None:
         """The origin's log knows. It may be restarting: ask until it answers, in a thread of its own."""
         ports.thread(self._asking, "godwit-ask", (step,)).start()
 
     def _asking(self, step: int) -> None:
         pause = ports.event()
-        while not self._port.stopping():
-            outcome = ask_outcome(self._port, self.origin, self._shared.instance.name, f"{self.id}/{step}")
+        while not self._services.stopping():
+            outcome = outcome_of(self._services, self.origin, self._shared.instance.name, self.handover.name(step))
             if outcome in ("released", "kept"):
                 with self._acting:
                     self._handle(ReleaseReported(step) if outcome == "released" else AbortReported(step))
@@ -375,16 +381,16 @@ class Receiver:
             pause.wait(ASK_AGAIN_S)
 
 
-def ask_outcome(port: HostServices, origin: str, operator: str, step: str) -> str:
+def outcome_of(services: HostServices, origin: str, operator: str, step: str) -> str:
     """Of a host that was lost for good, its will says it."""
-    directory = host_directory(port.checkpoint, origin)
+    directory = host_directory(services.checkpoint, origin)
     will = read_will(directory)
     if will is not None:
         return "released" if step == step_name(will[0], operator) else "kept"
     lease = read_lease(directory)
-    if lease is None or lease.incarnation != port.incarnation:
+    if lease is None or lease.incarnation != services.incarnation:
         return "away"
-    client = line.connect(lease.address, port.token)
+    client = line.connect(lease.address, services.token)
     try:
         return typed.ask(client, messages.ReportOutcome(operator, step), timeout_s=5.0).outcome
     except GodwitError:

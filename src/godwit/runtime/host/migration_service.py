@@ -16,8 +16,8 @@ from godwit.migration.origin import PROTOCOLS, register
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover.copies import scan
 from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.handover.incoming import scan
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.outgoing import union
 from godwit.runtime.handover.receiver import Receiver
@@ -88,7 +88,7 @@ class Moves:
             receiver = Receiver(self._services, shared, migration, origin, steps)
             self._receivers[migration] = receiver
             for step in steps:
-                receiver.ask(step)
+                receiver.ask_outcome(step)
 
     def _drop_copies(self, shared: SharedInstance, units: Units) -> None:
         instance = shared.instance
@@ -200,12 +200,12 @@ class Moves:
             if receiver is None:
                 receiver = Receiver(self._services, shared, migration, opening.origin, kept=opening.kept)
                 self._receivers[migration] = receiver
-            receiver.callers += 1
+            receiver.open_connections += 1
         try:
             receiver.serve(reader, writer, opening.generation)
         finally:
             with self._lock:
-                receiver.callers -= 1
+                receiver.open_connections -= 1
                 if receiver.settled and self._receivers.get(migration) is receiver:
                     del self._receivers[migration]
                     receiver.close()
@@ -223,9 +223,9 @@ class Moves:
         """For keys of a lost host; with the copies of them that stand here."""
         receiver = Receiver(self._services, shared, migration, origin)
         instance = shared.instance.name
-        adopted = False
+        taken_over = False
         for other in [r for r in self._receivers.values() if r.origin == origin and r.operator == instance]:
-            adopted = (not adopted and receiver.adopt(other, units)) or adopted
+            taken_over = (not taken_over and receiver.take_over_copies(other, units)) or taken_over
             other.drop_copies()  # what is left of them is in the way
         self._receivers[migration] = receiver
         return receiver

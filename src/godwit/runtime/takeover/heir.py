@@ -163,7 +163,7 @@ class Heir:
             self._take_over()
             self._become("prepared")
             for receiver in self._receivers.values():
-                receiver.ask(STEP)  # it does not rely on being told what has become of it
+                receiver.ask_outcome(STEP)  # it does not rely on being told what has become of it
         except Exception as error:  # noqa: BLE001 the driver must hear of it, and start the host instead
             told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
             self.failure = told.at(host=self._port.host)
@@ -186,7 +186,7 @@ class Heir:
             legacy = Legacy(self.lost, operator, units, timers, words[operator])
             self._check_committed(operator, legacy)
             self._legacies[operator] = legacy
-            self._receivers[operator].greet(self._answers[operator])
+            self._receivers[operator].start_answering(self._answers[operator])
         for part in self._parts(left):
             found = self._legacies.get(str(part.info.get("op")))
             if found is not None:
@@ -207,9 +207,9 @@ class Heir:
         Copies may be ahead of a log that has lost its end with its machine: they hold rows that no ledger knows, and are of no
         use.
         """
-        heard = {operator: receiver.following for operator, receiver in self._receivers.items()}
+        heard = {operator: receiver.copied_up_to for operator, receiver in self._receivers.items()}
         ends = left.ends()
-        known = all(_survived(receiver.written, ends) for receiver in self._receivers.values())
+        known = all(_survived(receiver.handover.written, ends) for receiver in self._receivers.values())
         if known and all(batch is not None and self._whole(operator) for operator, batch in heard.items()):
             tail = left.tail({operator: batch for operator, batch in heard.items() if batch is not None})
             if tail is not None:
@@ -219,7 +219,7 @@ class Heir:
                     self._tell(legacy, [(messages.OriginProgress(legacy.progress), None)])
                 return tail
         for operator, legacy in self._legacies.items():
-            self._receivers[operator].drop_adopted()
+            self._receivers[operator].drop_taken_over()
             self._tell(legacy, legacy.begin())
         return left.parts()
 
@@ -232,7 +232,7 @@ class Heir:
             if self._ending or self._port.stopping():
                 raise HostUnavailable("the lost host is started again instead")
             self._bytes += 0 if body is None else len(body)
-            self._receivers[legacy.operator].tell(message, body)
+            self._receivers[legacy.operator].take(message, body)
 
     def _become(self, state: str) -> None:
         with self.changed:
@@ -251,7 +251,7 @@ class Heir:
     def serve(self) -> dict[str, typed.Epochs]:
         """The will is written: own it. Gives the units with their epochs, by operator."""
         for operator, legacy in self._legacies.items():
-            self._receivers[operator].tell(legacy.released(), None)
+            self._receivers[operator].take(legacy.released(), None)
             self._answers[operator].expect(messages.StepServed)
         self._become("served")
         return {operator: legacy.epochs() for operator, legacy in self._legacies.items()}
@@ -265,7 +265,7 @@ class Heir:
 
     def _drop(self) -> None:
         for receiver in self._receivers.values():
-            receiver.tell(messages.StepAborted(STEP), None)
+            receiver.take(messages.StepAborted(STEP), None)
 
     def report(self) -> messages.TakeoverReport:
         took_s = ports.now_s() - self.began_s

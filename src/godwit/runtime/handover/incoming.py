@@ -1,0 +1,116 @@
+"""What a target knows of one hand-over, in one object, with the rule which thread may touch what of it.
+
+Holds facts; decides nothing. The machine (`migration.target`) decides, `receiver` runs it, `copies` takes in what comes and
+`target_effects` carries out what the machine asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from godwit.model.units import Units
+from godwit.runtime import messages
+from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.instance.shared_instance import SharedInstance
+from godwit.runtime.memory.work import Part
+from godwit.state.keys import Key
+
+
+@dataclass(slots=True)
+class IncomingStep:
+    """What has come of one step, on the connection there is."""
+
+    apart: tuple[int, ...] = ()  # keys that the origin knows to be apart from the step's groups
+    units: Units | None = None  # none before the machine has taken the announcement
+    keys: dict[Key, None] | None = None  # whose copies lie here; none if nobody has counted them
+    end: messages.StepEnd | None = None  # the last that comes of a step
+    copied_up_to: int | None = None  # once the copy is whole: the origin's batch when the step was last heard of
+
+    def add_keys(self, keys: list[Key]) -> None:
+        self.keys = self.keys or {}
+        self.keys.update(dict.fromkeys(keys))
+
+
+class IncomingHandover:
+    """All that the target knows of one migration, beside its machine.
+
+    The lock rule. Locks are taken in this order, and never the other way round:
+    1. The receiver's `_acting` lets one event be handled at a time: messages of the newest connection, its end, and answers of
+       the origin to questions. It guards the machine and everything here. Its holder may wait for the changelog, and for
+       `shared.changed`.
+    2. The instance's lock (`shared.lock`; `shared.changed` is its condition) guards the instance, its ownership and ledger, and
+       `shared.copy_claims`. With it nobody waits for the changelog, or for anything but `shared.changed`. `Receiver.want` is
+       called with it by threads whose rows wait: it reads what the machine has promised, and writes one short message.
+    3. The receiver's `_writing` guards the stream's writer. Nothing else is locked with it.
+    An heir that takes over copies of another migration locks that migration's `_acting` before its own.
+    """
+
+    def __init__(self, services: HostServices, shared: SharedInstance, migration: str, origin: str) -> None:
+        self.services = services
+        self.shared = shared
+        self.migration = migration
+        self.origin = origin
+        self.steps: dict[int, IncomingStep] = {}
+        self.written: tuple[int, int] | None = None  # how far the origin's changelog was durable: generation and lsn
+        self.copied_in = -1  # the origin's batch when the last of the copies was whole
+
+    @property
+    def ownership(self) -> Any:
+        assert self.shared.instance.ownership is not None, "only instances with an ownership take part in migrations"
+        return self.shared.instance.ownership
+
+    def step(self, number: int) -> IncomingStep:
+        return self.steps.setdefault(number, IncomingStep())
+
+    def close_step(self, number: int) -> None:
+        self.steps.pop(number, None)
+
+    def name(self, number: int) -> str:
+        """Of a step, as changelogs have it."""
+        return f"{self.migration}/{number}"
+
+    @property
+    def copied_up_to(self) -> dict[int, int]:
+        """By step, of those that are copied whole: the origin's batch when they were last heard of."""
+        return {number: step.copied_up_to for number, step in self.steps.items() if step.copied_up_to is not None}
+
+    # -- with the instance's lock ------------------------------------------------------------------------------------
+
+    @property
+    def claimed(self) -> Units:
+        """The units of which this migration may have copies here."""
+        return self.shared.copy_claims.get(self.migration, Units())
+
+    def add_claim(self, units: Units) -> None:
+        self.shared.copy_claims[self.migration] = self.claimed | units
+
+    def end_claim(self, units: Units) -> None:
+        """The units are this host's own now, or their copies are gone."""
+        self.shared.check_locked()
+        self.shared.instance.memory.staged -= units
+        left = self.shared.copy_claims.pop(self.migration, Units()) - units
+        if left:
+            self.shared.copy_claims[self.migration] = left
+
+    def write(self, parts: list[Part]) -> None:
+        """Memory has changed already: if the parts cannot be written, the host ends."""
+        self.shared.check_locked()
+        self.shared.instance.write(parts)
+
+    def drop_keys(self, keys: list[Key]) -> None:
+        self.shared.check_locked()
+        if keys:
+            self.shared.instance.keys.drop(keys, settled=True)
+
+
+def scan(shared: SharedInstance, select: Callable[[Any], Any]) -> list[Key]:
+    """The keys that are selected, of all there are; with the instance's lock."""
+    shared.check_locked()
+    codec = shared.instance.key_codec
+    keys = list(shared.instance.state.keys())
+    hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
+    return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]

@@ -1,0 +1,198 @@
+"""Carries out what the target's machine asks for: expects, stages, prepares, serves and discards steps.
+
+Knows how each effect changes the instance and its changelog. `Memory.staged` says which units may have copies here, so that a
+restart can remove copies that never became the host's own. Knows nothing of connections. Follows the lock rule of
+`incoming.IncomingHandover`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from godwit.errors import InvariantBroken
+from godwit.model.ownership import Incoming, Stand
+from godwit.model.progress import Progress
+from godwit.model.units import Units
+from godwit.runtime.handover.incoming import IncomingHandover, IncomingStep, scan
+from godwit.runtime.memory.ownership_columns import AWAY, selects
+from godwit.runtime.memory.work import Part
+from godwit.state.keys import Key
+
+TAKEN_OVER = 0  # copies that an heir takes over are one step
+
+
+class TargetEffects:
+    def __init__(self, handover: IncomingHandover) -> None:
+        self._handover = handover
+        self._shared = handover.shared
+        self._log = handover.services.log
+
+    # -- before anything has come ------------------------------------------------------------------------------------
+
+    def claim(self, units: Units) -> Units:
+        """Gives those of the units that may come: none that this host owns by now, or has prepared. With the lock.
+
+        A migration before this one may still have copies here, not knowing yet what became of it: it goes first.
+        """
+        handover, claims = self._handover, self._shared.copy_claims
+
+        def free() -> bool:
+            return not any(other != handover.migration and claimed & units for other, claimed in claims.items())
+
+        self._shared.changed.wait_for(lambda: free() or handover.services.stopping())
+        away = (Stand.AWAY, Stand.EXPECTED)
+        units = Units.of(*(unit for unit in units if handover.ownership.share(unit).stand in away))
+        if units:
+            handover.add_claim(units)
+        return units
+
+    def expect(self, units: Units) -> None:
+        with self._shared.changed:
+            self._handover.ownership.expect(units, self._handover.origin)
+            self._shared.changed.notify_all()
+
+    def stage(self, number: int, units: Units) -> None:
+        """Write down that copies may lie here from now on; what lies here from earlier goes.
+
+        A step that is announced again on one connection is followed by its end only, or by all of it once more: what has been
+        copied stays.
+        """
+        handover, instance, step = self._handover, self._shared.instance, self._handover.step(number)
+        again, step.units = step.units is not None, units
+        with self._shared.changed:
+            instance.batch.pending_outputs.pop(handover.name(number), None)
+            if self.claim(units) != units:
+                raise InvariantBroken(f"{handover.name(number)} brings what {handover.services.host} owns")
+            back = handover.ownership.rejoin(units, step.apart)
+            if not again and any((out.units & units) for out in handover.ownership.outgoing.values()):
+                handover.drop_keys(scan(self._shared, selects(units, handover.ownership)))
+            if back or units - instance.memory.staged:
+                instance.memory.staged |= units
+                handover.write([instance.own_part()])
+
+    # -- when all has come -------------------------------------------------------------------------------------------
+
+    def prepare(self, number: int, units: Units) -> None:
+        """All of the step is here: durable when this returns, not served."""
+        handover, instance, end = self._handover, self._shared.instance, self._handover.step(number).end
+        assert end is not None, "only a step that has arrived is prepared"
+        with self._shared.changed:
+            mark, progress = end.mark, Progress.from_dict(end.mark["progress"])
+            same_batch = progress.batch == instance.progress.batch
+            anew = same_batch and not instance.progress.same_attempt(progress)  # here, and not there yet
+            if anew:
+                instance.batches.revert_units(units)
+                mark = mark | {"fired": False, "fired_elsewhere": [], "watermark": mark["watermark"] | {"reported": {}}}
+            elif same_batch:  # whoever knew that the batch must not be committed may be gone by its end
+                instance.batch.spoiled = instance.batch.spoiled or mark.get("spoiled", "")
+            instance.batches.merge_watermark(mark["watermark"], same_batch)
+            instance.timers.inherit(units, mark, same_batch, end.lost)
+            apart = {key: (owner, epoch) for key, owner, epoch in end.apart}
+            handover.ownership.prepare(handover.name(number), Incoming(units, handover.origin, end.epochs, apart))
+            instance.memory.staged |= units
+            handover.write([instance.mark_part(), instance.own_part()])
+            lsn = self._shared.lsn
+            self._shared.changed.notify_all()
+        self._log.sync(lsn)
+
+    def serve(self, number: int, units: Units) -> None:
+        """The units are this instance's own from now on, durably."""
+        handover, instance, name = self._handover, self._shared.instance, self._handover.name(number)
+        with self._shared.changed:
+            if name in handover.ownership.incoming:
+                handover.ownership.serve(name)
+                handover.end_claim(units)
+                parts: list[Part] = [instance.own_part()]
+                for lane, entry in instance.batch.pending_outputs.pop(name, ()):
+                    instance.ledger.record(lane, entry)
+                    parts.append(entry.part(instance.name, instance.progress.batch, lane))
+                handover.write(parts)
+            lsn = self._shared.lsn
+            self._shared.changed.notify_all()
+        handover.close_step(number)
+        self._log.sync(lsn)
+
+    # -- when the origin keeps it ------------------------------------------------------------------------------------
+
+    def discard(self, number: int, units: Units) -> None:
+        """The units stay with their origin; of a step that is not known here (-1), only what was promised is dropped.
+
+        Only as far as this migration has claimed them: another may be bringing them by now.
+        """
+        handover, instance = self._handover, self._shared.instance
+        with self._shared.changed:
+            units &= handover.claimed
+            if units:
+                handover.ownership.drop(units)
+                self._discard_copies(number, units)
+                handover.end_claim(units)
+                instance.batch.pending_outputs.pop(handover.name(number), None)
+                handover.write([*self._drop_unfired(units), instance.own_part()])
+                self._shared.changed.notify_all()
+            handover.close_step(number)
+
+    def _discard_copies(self, number: int, units: Units) -> None:
+        instance = self._shared.instance
+        select = selects(units, self._handover.ownership)
+
+        def not_mine(hashes: Any) -> Any:
+            return select(hashes) & (instance.stands(hashes) == AWAY)
+
+        keys = self._copied_keys(number, units, not_mine)
+        self._handover.drop_keys([key for key in keys if not_mine(np.array([instance.key_codec.route_hash(key)]))[0]])
+        instance.ledger.drop(not_mine)
+
+    def _copied_keys(self, number: int, units: Units, not_mine: Any) -> Iterable[Key]:
+        """Of a step that nobody has counted, such as one from before a restart, all keys are looked through."""
+        if number < 0:
+            return ()
+        step = self._handover.steps.get(number)
+        if step is not None and step.keys is not None:
+            return step.keys
+        return scan(self._shared, not_mine) if units & self._shared.instance.memory.staged else ()
+
+    def _drop_unfired(self, units: Units) -> list[Part]:
+        """Units that stay with their owner take their timers with them."""
+        instance = self._shared.instance
+        if not instance.batch.unfired & units:
+            return []
+        instance.batch.unfired -= units
+        return [instance.mark_part()]
+
+    # -- copies of a standby whose origin is lost --------------------------------------------------------------------
+
+    def take_over_copies(self, other: IncomingHandover, units: Units, batch: int) -> bool:
+        """Take over, as one step, the copies of another migration; False if they are not all of these units. With the lock."""
+        handover = self._handover
+        claimed = other.claimed
+        if units - claimed:
+            return False
+        copied = {key: None for step in other.steps.values() for key in step.keys or ()}
+        unwanted = self._outside(units, copied) if claimed - units else []
+        for key in unwanted:
+            del copied[key]
+        handover.steps = {TAKEN_OVER: IncomingStep(units=units, keys=copied, copied_up_to=batch)}
+        handover.written, handover.copied_in = other.written, other.copied_in
+        other.steps = {}
+        other.drop_keys(unwanted)
+        other.end_claim(claimed)
+        self._shared.copy_claims[handover.migration] = units
+        self._shared.instance.memory.staged |= units
+        handover.write([self._shared.instance.own_part()])
+        return True
+
+    def _outside(self, units: Units, keys: Iterable[Key]) -> list[Key]:
+        every = list(keys)
+        hashes = np.array([self._shared.instance.key_codec.route_hash(key) for key in every], np.int64)
+        return [every[i] for i in np.flatnonzero(~selects(units, self._handover.ownership)(hashes)).tolist()]
+
+    def drop_taken_over(self) -> None:
+        """The changelog is read from its beginning: it does not tell what has been removed from the copies meanwhile."""
+        with self._shared.changed:
+            for step in self._handover.steps.values():
+                if step.copied_up_to is not None:
+                    self._handover.drop_keys(list(step.keys or ()))
+                    step.keys = step.copied_up_to = None
