@@ -25,11 +25,11 @@ from godwit.errors import StateUncertain
 from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.forwarding import Forwarder
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.incoming import IncomingHandover
+from godwit.runtime.memory import chunk_bytes
 from godwit.runtime.memory.work import Work
 from godwit.runtime.processor.rows import Times
 from tests.property.bench_host import NAME, BenchHost, chunk_of, everything_of, operator_of, request, welcome
@@ -326,7 +326,7 @@ def shipment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "committed": [b.serialize() for b in host.instance.state.export_committed(keys, 1_000, 1 << 20)],
         "entry": (info, pa.py_buffer(body)),
         "units": Units(frozenset(range(8))),
-        "chunk": parcels.chunk_body(chunk_of([("z1", 8), ("z2", 9)], 200)),
+        "chunk": chunk_bytes.chunk_body(chunk_of([("z1", 8), ("z2", 9)], 200)),
     }
     host.close()
     return found

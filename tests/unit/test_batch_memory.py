@@ -17,8 +17,8 @@ import pytest
 import godwit
 from godwit.errors import StateTooLarge
 from godwit.model.progress import BatchRef
-from godwit.runtime.handover.parcels import chunk_from
 from godwit.runtime.instance.instance import Instance
+from godwit.runtime.memory.chunk_bytes import chunk_from
 from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec

@@ -18,10 +18,9 @@ from godwit.migration import PROTOCOLS
 from godwit.migration.events import Declined, Missing, Offered, Prepared, UnitsRequested
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
-from godwit.runtime.handover import parcels
 from godwit.runtime.handover.connection import Answered, Reached
 from godwit.runtime.handover.receiver import Receiver
-from godwit.transport import typed
+from godwit.transport import bodies, typed
 from tests.unit.pair import ALL, Note, Pair, after, joined, kind_is
 
 KEYS = 8
@@ -71,7 +70,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Message]
 def body(data: Any) -> Any:
     from types import SimpleNamespace
 
-    return None if data is None else parcels.body_of(SimpleNamespace(data=SimpleNamespace(column=lambda _: data)))
+    return None if data is None else bodies.body_of(SimpleNamespace(data=SimpleNamespace(column=lambda _: data)))
 
 
 class Target:

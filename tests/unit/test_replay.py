@@ -11,8 +11,8 @@ import pytest
 
 from godwit.errors import BatchIncomplete, NotReplayable, ProcessorFailed
 from godwit.model.progress import BatchRef, Progress
-from godwit.runtime.handover import parcels
 from godwit.runtime.instance.instance import Instance
+from godwit.runtime.memory import chunk_bytes
 from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.merging import fold
 from godwit.state.ledger import Entry, Ledger, with_rows
@@ -52,7 +52,7 @@ def test_checks_go_into_the_log_and_to_other_hosts_and_rows_without_them_are_not
     back = Entry.from_part(info, memoryview(body), Sum.output_schema)
     assert back.checks is not None
     assert back.checks.tolist() == [1, -2]
-    sent = parcels.chunk_of(parcels.chunk_body(checked((1, 0, 5), (2, 0, 6), checks=[3, 4])))
+    sent = chunk_bytes.chunk_of(chunk_bytes.chunk_body(checked((1, 0, 5), (2, 0, 6), checks=[3, 4])))
     assert sent.checks is not None
     assert sent.checks.tolist() == [3, 4]
     assert sent.batch.schema.names == ["key", "at", "v"]

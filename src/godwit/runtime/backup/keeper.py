@@ -17,7 +17,6 @@ import pyarrow as pa
 from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, MalformedRequest
 from godwit.runtime.backup.records import Records, backups_directory
-from godwit.runtime.handover import parcels
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.messages import (
     BackupAcknowledged,
@@ -29,7 +28,7 @@ from godwit.runtime.messages import (
     WriteBackup,
 )
 from godwit.state.mirroring import Mirror
-from godwit.transport import typed, wire
+from godwit.transport import bodies, typed, wire
 from godwit.transport.flight import GONE
 from godwit.transport.typed import Message
 
@@ -104,9 +103,9 @@ class BackupKeeper:
                 raise HostUnavailable(f"{origin} has a newer connection", host=self._host)
             match message:
                 case WriteBackup(file, offset, ahead):
-                    mirror.write(file, offset, memoryview(parcels.body_of(received)), ahead=ahead)
+                    mirror.write(file, offset, memoryview(bodies.body_of(received)), ahead=ahead)
                 case ReplaceManifest():
-                    mirror.replace_manifest(parcels.body_of(received).to_pybytes())
+                    mirror.replace_manifest(bodies.body_of(received).to_pybytes())
                 case ClearBackup():
                     mirror.clear()
                 case _:

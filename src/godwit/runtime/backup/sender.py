@@ -20,7 +20,6 @@ from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, MalformedRequest, StaleGeneration
 from godwit.runtime.backup.acknowledgements import Acks
 from godwit.runtime.backup.records import Record, Records
-from godwit.runtime.handover import parcels
 from godwit.runtime.handover.connection import CONNECTION_ERRORS
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.liveness.leases import host_directory, read_lease
@@ -36,7 +35,7 @@ from godwit.runtime.messages import (
     WriteBackup,
 )
 from godwit.state.mirroring import Feed, LogPiece
-from godwit.transport import line, typed
+from godwit.transport import bodies, line, typed
 from godwit.transport.typed import Message
 
 ACK_S: Final = 2.0  # a peer that takes longer counts as lost
@@ -58,7 +57,7 @@ class BackupConnection:
         self._answers: ports.Queue[Message | BaseException] = ports.queue()
         self.since_s: float | None = ports.now_s()  # when the wait for an answer began; None: no answer is awaited
         self._writer, self._reader = typed.open_stream(self._client, OpenBackup(host, generation))
-        self._writer.begin(parcels.SCHEMA)
+        self._writer.begin(bodies.SCHEMA)
         ports.thread(self._listen, "godwit-backup-in").start()
 
     def _listen(self) -> None:
@@ -88,7 +87,7 @@ class BackupConnection:
     def send(self, message: Message, body: Any = None) -> None:
         """Returns when the peer has acknowledged the message."""
         self.since_s = ports.now_s()
-        parcels.write(self._writer, typed.pack(message), body)
+        bodies.write(self._writer, typed.pack(message), body)
         self._next_answer()
 
     def cancel(self) -> None:

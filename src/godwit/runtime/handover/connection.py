@@ -19,11 +19,10 @@ from godwit.errors import GodwitError, MalformedRequest
 from godwit.migration.events import Declined, Event, Missing, Offered, Prepared, Served, UnitsRequested
 from godwit.migration.origin import PROTOCOLS
 from godwit.runtime import messages
-from godwit.runtime.handover import parcels
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.liveness.leases import Lease, check_owner, host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
-from godwit.transport import line, typed
+from godwit.transport import bodies, line, typed
 from godwit.transport.flight import GONE, Client
 
 RETRY_S = 0.02
@@ -130,8 +129,8 @@ class TargetConnection:
         try:
             self._writer, self._reader = typed.open_stream(self._client, self._header())
             with waits().over(directory, lease, self._reader.cancel):
-                self._writer.begin(parcels.SCHEMA)
-                parcels.write(self._writer, typed.pack(messages.Hello()))
+                self._writer.begin(bodies.SCHEMA)
+                bodies.write(self._writer, typed.pack(messages.Hello()))
                 typed.unpack(self._reader.read_chunk().app_metadata, messages.Hello)
         except CONNECTION_ERRORS:
             self.disconnect()
@@ -157,7 +156,7 @@ class TargetConnection:
             return
         if self._listening is not None:
             with suppress(*CONNECTION_ERRORS):
-                parcels.write(self._writer, typed.pack(messages.Bye()))
+                bodies.write(self._writer, typed.pack(messages.Bye()))
             self._listening.join(BYE_S)
             if self._listening.is_alive():
                 self._reader.cancel()
@@ -189,10 +188,10 @@ class TargetConnection:
         if self._writer is None:
             return 0
         if queued.bodies is None:
-            parcels.write(self._writer, typed.pack(queued.message))
+            bodies.write(self._writer, typed.pack(queued.message))
             return 0
         header = typed.pack(queued.message)
-        sent = sum(parcels.write(self._writer, header, body) for body in queued.bodies)
+        sent = sum(bodies.write(self._writer, header, body) for body in queued.bodies)
         self._pace(sent)
         return sent
 

@@ -18,8 +18,8 @@ from godwit.errors import NotDeterministic
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover import parcels
 from godwit.runtime.handover.incoming import IncomingHandover
+from godwit.runtime.memory import chunk_bytes
 from godwit.runtime.memory.ownership_columns import selects
 from godwit.runtime.memory.work import Part, Work
 from godwit.runtime.processor.rows import Times
@@ -123,7 +123,7 @@ class Copies:
     def rows(self, message: messages.StepRows, body: Any) -> None:
         """Rows that the origin has applied: the same again here, silently."""
         instance, progress = self._shared.instance, message.progress
-        chunk = parcels.chunk_of(body)
+        chunk = chunk_bytes.chunk_of(body)
         codec = instance.key_codec
         keys = codec.from_arrow([chunk.batch.column(name) for name in codec.schema.names])
         self._handover.step(message.step).add_keys(keys)
@@ -136,7 +136,7 @@ class Copies:
 
     def _compare(self, message: messages.StepRows, work: Work) -> None:
         instance = self._shared.instance
-        found = parcels.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
+        found = chunk_bytes.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
         if found != message.fingerprint:
             raise NotDeterministic(
                 "the processor did something else to the same rows when they were replayed on another host",

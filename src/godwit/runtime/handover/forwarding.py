@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from godwit.model.progress import BatchRef
 from godwit.runtime import messages
-from godwit.runtime.handover import parcels
 from godwit.runtime.handover.connection import Queued, SendQueue
 from godwit.runtime.instance.shared_instance import SharedInstance
+from godwit.runtime.memory import chunk_bytes
 from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.rows import Times
 from godwit.state.changes import Changes
@@ -82,17 +82,19 @@ class Forwarder:
         part = chunk.filter(copied)
         self.rows += len(part)
         fingerprint = self._fingerprint(part, work) if self._check else None
-        message = messages.StepRows(self._step, lane, instance.progress, parcels.times_tuple(times), fingerprint)
-        self._queue.put(Queued(message, (parcels.chunk_body(c) for c in (part,)), len(part)))
+        message = messages.StepRows(self._step, lane, instance.progress, chunk_bytes.times_tuple(times), fingerprint)
+        self._queue.put(Queued(message, (chunk_bytes.chunk_body(c) for c in (part,)), len(part)))
 
     def _fingerprint(self, part: Chunk, work: Work) -> str:
         instance = self._instance
-        changes = parcels.only(work.changes.to_batch(instance.key_codec), instance.key_codec, self._copied)
+        changes = chunk_bytes.select_changes(
+            work.changes.to_batch(instance.key_codec), instance.key_codec, self._copied
+        )
         rows = set(part.rows.tolist())
         outputs = [
             batch.filter(pa.array([row in rows for row in batch.column(0).to_pylist()])) for batch in work.outputs
         ]
-        return parcels.fingerprint(changes, outputs)
+        return chunk_bytes.fingerprint(changes, outputs)
 
     def changed(self, batch: int, changes: Changes) -> None:
         self._changes(batch, changes)
@@ -107,7 +109,7 @@ class Forwarder:
             self._put(batch, settled=True)
 
     def _put(self, changes: pa.RecordBatch, settled: bool) -> None:
-        part = parcels.only(changes, self._instance.key_codec, self._copied)
+        part = chunk_bytes.select_changes(changes, self._instance.key_codec, self._copied)
         if len(part):
             self.rows += len(part)
             message = messages.StepChanges(self._step, self._instance.progress, settled)

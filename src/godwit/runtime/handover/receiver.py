@@ -39,7 +39,6 @@ from godwit.migration.events import (
 from godwit.migration.target import Target, TargetPhase
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover import parcels
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.incoming import IncomingHandover
@@ -49,7 +48,7 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
 from godwit.runtime.liveness.wills import read_will, step_name
-from godwit.transport import line, typed
+from godwit.transport import bodies, line, typed
 from godwit.transport.flight import GONE
 
 ASK_AGAIN_S = 0.02
@@ -135,7 +134,7 @@ class Receiver:
                 self.start_answering(writer)
                 return True
             try:
-                self.take(received, parcels.body_of(message) if message.data is not None else None)
+                self.take(received, bodies.body_of(message) if message.data is not None else None)
             except GodwitError as error:
                 self._answer(messages.TargetFailed(error.at(host=self._services.host)))
             return True

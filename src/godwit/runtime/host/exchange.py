@@ -16,10 +16,10 @@ from godwit.errors import InvariantBroken, StaleGeneration, WorkLost
 from godwit.migration.events import BatchBegan
 from godwit.model.progress import BatchRef, Verdict
 from godwit.runtime.handover.host_services import HostServices
-from godwit.runtime.handover.parcels import chunk_from
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
+from godwit.runtime.memory.chunk_bytes import chunk_from
 from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import Admit, ApplyRows, FinishLane, LaneFinished, LaneOpened, OpenLane, RowsApplied
 from godwit.runtime.router.routing_table import read_routing

@@ -21,13 +21,13 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover import parcels
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import batch_lost, migration_name
+from godwit.runtime.memory import chunk_bytes
 from godwit.runtime.memory.ownership_columns import selects
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.changes import changes_schema
@@ -94,7 +94,7 @@ class Legacy:
             case "state" | "committed" if info["batch"] >= self.since:
                 batch = -1 if "slice" in info or info.get("settled") else info["batch"]
                 rows = pa.ipc.read_record_batch(pa.py_buffer(part.body), self._schema)
-                mine = parcels.only(rows, instance.key_codec, self._select)
+                mine = chunk_bytes.select_changes(rows, instance.key_codec, self._select)
                 if len(mine):
                     kind = messages.StepChanges if info["kind"] == "state" else messages.StateBeforeBatch
                     yield kind(STEP, replace(self.progress, batch=batch)), mine.serialize()

@@ -1,7 +1,4 @@
-"""What travels between origin and target: a small description and a body of bytes, in one column of one stream.
-
-The same form as a changelog's parts, so that what arrives can be written down as it is.
-"""
+"""Chunks of rows and changes of state as bytes, and what two hosts compare of them."""
 
 from __future__ import annotations
 
@@ -15,31 +12,6 @@ from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.rows import Times
 from godwit.state.keys import KeyCodec
 from godwit.transport import wire
-
-SCHEMA = pa.schema([pa.field("body", pa.large_binary())])
-
-
-def write(writer: Any, header: bytes, body: Any = None) -> int:
-    """Send a message; gives the bytes of its body."""
-    if body is None:
-        writer.write_metadata(header)
-        return 0
-    data = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
-    offsets = pa.py_buffer(np.array([0, data.size], np.int64).tobytes())
-    column = pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data])
-    writer.write_with_metadata(pa.RecordBatch.from_arrays([column], schema=SCHEMA), header)
-    return int(data.size)
-
-
-def body_of(message: Any) -> Any:
-    """The body of a message that has one, without a copy: an Arrow buffer."""
-    column = message.data.column(0)
-    _, ends, data = column.buffers()
-    begin, end = np.frombuffer(ends, np.int64, 2, column.offset * 8).tolist()
-    return data.slice(begin, end - begin)
-
-
-# -- rows ------------------------------------------------------------------------------------------------------------
 
 
 def chunk_body(chunk: Chunk) -> pa.Buffer:
@@ -63,20 +35,17 @@ def chunk_from(batch: pa.RecordBatch) -> Chunk:
     """A chunk from a batch whose last two columns are row numbers and routing hashes, perhaps with checks before them."""
     names = batch.schema.names
     checked = wire.CHECK in names[-3:-2]
-    found = [
+    numbers = [
         np.ascontiguousarray(batch.column(batch.num_columns + at).to_numpy()) for at in (-2, -1, -3)[: 2 + checked]
     ]
-    return Chunk(batch.select(names[: -2 - checked]), *found)
+    return Chunk(batch.select(names[: -2 - checked]), *numbers)
 
 
 def times_tuple(times: Times) -> tuple[int, int, int]:
     return times.processing_ms, times.watermark_ms, times.late_ms
 
 
-# -- changes ---------------------------------------------------------------------------------------------------------
-
-
-def only(changes: pa.RecordBatch, codec: KeyCodec, select: Callable[[Any], Any]) -> pa.RecordBatch:
+def select_changes(changes: pa.RecordBatch, codec: KeyCodec, select: Callable[[Any], Any]) -> pa.RecordBatch:
     """The change rows of the selected keys."""
     keys = codec.from_arrow(changes.columns[: len(codec.schema)])
     hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
