@@ -255,7 +255,7 @@ class Flock:
         lost.log.flush(lost.shared.lsn)
         lost.log.close()
         _, left = take_over(lost.directory, "process")
-        words = {part.info["kind"]: part for part in left.last_words().parts()}
+        words = {part.info["kind"]: part for part in left.newest_parts()}
         legacy = Legacy(lost.name, "keep", lost.own.mine(), True, words)
         receiver, answers = Receiver(heir.port, heir.shared, "will", lost.name), Answers()
         receiver.start_answering(answers)

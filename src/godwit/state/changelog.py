@@ -5,7 +5,7 @@ parts mean (except that each new segment begins with the newest define and mark 
 segments are merged into snapshots: that goes on beside it and shares no lock with it.
 
 Group commit: `append` only puts a frame in line. The first thread that wants its frame written becomes the
-leader and writes everything that stands in line, for all; the others wait. Syncing works the same way, with
+leader and writes all frames in line, for all threads; the others wait. Syncing works the same way, with
 a leader of its own, so that frames can be written while the disk is busy.
 """
 
@@ -51,8 +51,8 @@ class Written(NamedTuple):
 class Changelog:
     """Open for one process at a time: a newer generation fences this one. Safe to use from many threads.
 
-    `backed_up`, if there is one, is told a frame that has been written (and whether it was to be durable), and returns
-    when a backup has it too.
+    `backed_up`, if there is one, is called with the lsn of a frame that has been written (and whether it was to be durable).
+    It returns when a backup has the frame, too.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Changelog:
         self._segment_bytes_max = segment_bytes_max
         self._changed = ports.condition(ports.lock())
         self._failure: GodwitError | None = None
-        # What stands in line.
+        # Frames in line.
         self._next_lsn = recovered.next_lsn
         self._line: list[_Run] = []
         self._line_bytes = 0
         self._seq = 0
         self._seq_bytes = segment_bytes_max  # full: the first frame begins the first segment
         self._head_lsn = recovered.next_lsn - 1  # the frame that the segment begins with
-        # What is written.
+        # Frames that are written.
         self._file: FileWriter | None = None
         self._file_seq = 0
         self._written_lsn = self._synced_lsn = recovered.next_lsn - 1
@@ -99,7 +99,7 @@ class Changelog:
         """Take over the directory. Read `recovered.parts()` to the end before the first `append`.
 
         "process": what is flushed survives the process; "disk": what is synced survives the machine. On a network file
-        system it is always "disk": what is not synced there is not seen by whoever takes over.
+        system it is always "disk": the next generation may not see what is not synced there.
         """
         manifest, recovered = take_over(directory, durability)
         durability = mount_of(directory).durability(durability)
@@ -107,7 +107,7 @@ class Changelog:
 
     @staticmethod
     def draft(parts: Iterable[tuple[Info, Body]]) -> Draft:
-        """A frame that only has to be put in line; whatever is wrong with its parts shows here."""
+        """A frame that only has to be put in line. Errors in its parts are raised here."""
         return Draft(parts)
 
     def append(self, parts: Draft | Iterable[tuple[Info, Body]]) -> int:
@@ -215,17 +215,17 @@ class Changelog:
         return sealed_segments(self.directory, manifest, open_seq)
 
     def survived(self, generation: int, lsn: int) -> bool:
-        """Tell whether that frame of that generation is in the log as it stands now."""
+        """Whether that frame of that generation is in the log now."""
         starts = [*self._recovered.starts, (-1, self._next_lsn)]
         ends = {of: end for (of, _), (_, end) in pairwise(starts)}
         return lsn < ends.get(generation, 0)
 
     def fenced(self) -> bool:
-        """Tell whether a newer generation exists: then nothing that this one writes counts."""
+        """Whether a newer generation exists: then nothing that this one writes counts."""
         return self._fence.down()
 
     def close(self) -> None:
-        """Write what stands in line, unless the log has failed, and let go of the files."""
+        """Write the frames in line, unless the log has failed, and close the files."""
         try:
             if self._failure is None:
                 self._flush(self._next_lsn - 1)
@@ -248,7 +248,7 @@ class Changelog:
         return lsn
 
     def _begin_segment(self) -> None:
-        """What stands is taken here, in line, so that it is what the frames before this one made it."""
+        """The newest parts are collected here, in line, so that they are those of all frames before this one."""
         if not self._recovered.read_to_end:
             raise InvariantBroken("the changelog was used before all recovered parts were read")
         self._seq += 1
@@ -291,7 +291,7 @@ class Changelog:
         return self._failure
 
     def fail(self, error: GodwitError) -> None:
-        """Write nothing from now on, because what is in memory may not be what has been written."""
+        """Write nothing from now on, because memory and log may differ."""
         self._fail(error)
 
     def _check(self) -> None:
@@ -299,7 +299,7 @@ class Changelog:
             raise self._failure.with_traceback(None)
 
     def _fail(self, error: BaseException) -> None:
-        """After a failed write nobody knows what the file holds: only a new generation can find out."""
+        """After a failed write the content of the file is unknown: only a new generation can read it."""
         if not isinstance(error, GodwitError):
             error = CheckpointUnusable(f"writing the changelog was interrupted: {error!r}")
         with self._changed:

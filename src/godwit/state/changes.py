@@ -29,8 +29,8 @@ PUT: Final = 0
 REMOVE: Final = 1
 CLEAR: Final = 2
 
-TIMERS: Final = -1  # stands in the var column of timer rows
-LETTERS: Final = 2**15 - 1  # stands there for dead letters, which are no variable of the user's
+TIMERS: Final = -1  # in the var column of timer rows
+LETTERS: Final = 2**15 - 1  # in the var column of dead letters, which are no variable of the user
 
 COLUMN_VAR: Final = -4
 COLUMN_OP: Final = -3
@@ -61,7 +61,7 @@ def timer_sub(expiry_ms: int) -> bytes:
 
 
 def timer_ms(sub: bytes) -> int:
-    """The expiry that a timer's sub stands for."""
+    """The expiry that a timer's sub means."""
     return int.from_bytes(sub, "big") - _SIGN
 
 

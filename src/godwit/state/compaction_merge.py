@@ -26,7 +26,7 @@ from godwit.state.frames import Body, FrameReader, Info, Part
 from godwit.state.slices import split
 
 SLICES_MAX: Final = 4096
-_PART_BYTES: Final = 4 << 20  # rows go into parts of about this size, for whoever replays them
+_PART_BYTES: Final = 4 << 20  # rows go into parts of about this size, so that a replay needs little memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class OperatorParts:
     dropped: StoredPart | None = None
     define: StoredPart | None = None
     own: StoredPart | None = None
-    mark: StoredPart | None = None  # the newest; older ones stand among the pieces too
+    mark: StoredPart | None = None  # the newest; older ones are among the pieces, too
     pieces: list[StoredPart] = field(default_factory=list)
 
     def add(self, piece: StoredPart) -> None:
@@ -74,7 +74,7 @@ class OperatorParts:
             case "own":
                 self.own = piece
             case "mark":
-                # A new segment repeats the mark that stands; it counts from where it was first made.
+                # A new segment repeats the newest mark; the mark counts from its first place.
                 if self.mark is None or self.mark.load() != piece.load():
                     self.mark = piece
                     self.pieces.append(piece)
@@ -231,7 +231,7 @@ class _Source:
 
 
 def slice_count(total_bytes: int, slice_bytes: int) -> int:
-    """A power of two, so that slices of different files lie in each other."""
+    """A power of two, so that a slice of one file is a part of one slice of another."""
     needed = -(-total_bytes // slice_bytes)
     return min(1 << max(needed - 1, 0).bit_length(), SLICES_MAX)
 

@@ -1,7 +1,7 @@
-"""What falls due when: for timers, and for entries that live only so long.
+"""Deadlines in order of time: of timers, and of entries with a time to live.
 
-Decides only the order of time. It must not know whether what falls due still exists: nothing is ever taken
-out early, so whoever asks looks again at what it is given.
+Decides only the order of time. It does not know whether an item still exists: no item is taken out before its
+deadline, so the caller checks each item that falls due.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Now:
 
 
 class Expiry(Generic[T]):
-    """Time to live: stamps payloads, tells live ones from expired ones, and remembers what to look at when.
+    """Time to live: stamps payloads, says which have expired, and when to check which item.
 
-    An item is watched once, however often it is written: when its time comes it is looked at again, and
-    watched anew if it was written since. So what is remembered grows with the entries, not with the writes.
+    An item has one deadline, however often it is written. When the deadline comes, the item is checked and gets a new
+    deadline if it was written since. So the deadlines grow with the entries, not with the writes.
     """
 
     __slots__ = ("_deadlines", "_looked_at", "_now", "_ttl_ms", "_watched")

@@ -1,6 +1,6 @@
 """Small files that are replaced whole: what they hold survives a power cut, and a reader sees the old one or the new one.
 
-Decides how such a file gets its content. It must not know what that means.
+Decides how the content of a file is replaced. It must not know what the content means.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Who may write in a host's directory: the newest generation, and how an older one finds out that it is not.
+"""Which generation may write in a host's directory: the newest, and how an older one notices that it is not.
 
 Decides the number of a generation (its claim) and whether that is still the newest (its token). It must not know what is
-written, nor why somebody takes over.
+written, nor why a generation takes over.
 
-On a local file system a look at two names tells: one kernel answers all. A client of a network file system answers looks from
-its cache, for a minute or longer, also that a name is *not* there; what changes a directory it cannot answer by itself. So each
-generation has a token, a directory of its own that whoever takes over removes before it reads anything. In it a generation
-makes and removes a mark by turns: the server does that, or says that the token is gone. A call is proof only if it succeeded.
-An answer that got lost on the way makes the second attempt of the same call fail ("exists already", "does not exist"), and then
-the opposite call decides. The token is gone for certain when removing it has succeeded: a mark that is made meanwhile makes
-that fail, and it is done again.
+On a local file system two look-ups are enough: one kernel answers all processes. A client of a network file system answers
+look-ups from its cache, for a minute or longer, also that a name is *not* there. It cannot answer calls that change a directory
+from its cache. So each generation has a token: a directory that the next generation removes before it reads anything. In this
+directory a generation makes and removes a mark by turns: the server does so, or answers that the token is gone. A call is proof
+only if it succeeded. If the answer to a call is lost, the second attempt of the call fails ("exists already", "does not
+exist"), and then the opposite call decides. The token is certainly gone when its removal has succeeded: a mark that is made
+meanwhile makes the removal fail, and the removal is tried again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _proving = ports.lock()  # several threads of a host prove the same token, each 
 
 
 def claim(directory: Path) -> int:
-    """Take the next generation. Whoever had an older one is fenced when this returns."""
+    """Take the next generation. All older generations are fenced when this returns."""
     generation = _numbered(directory)
     token = Token(directory, generation)
     _remove_tokens(directory, generation)
@@ -77,7 +77,7 @@ def _remove_tokens(directory: Path, before: int) -> None:
 
 
 class Token:
-    """What a generation has as long as nobody took over."""
+    """Proof that a generation is the newest: the next generation removes it."""
 
     def __init__(self, directory: Path, generation: int) -> None:
         self._path = directory / f"serving-{generation:08d}"
@@ -167,7 +167,7 @@ def listed(directory: Path) -> list[str]:
 
 
 def check_newest(directory: Path, generation: int) -> None:
-    """For whoever only reads there: whether what is missing was removed by a newer generation."""
+    """For a reader that misses a file: raises if a newer generation may have removed it."""
     names = list_names(directory)
     if any(name.generation > generation for name in names) or FileName("claim", generation) not in names:
         raise stale(directory, generation)

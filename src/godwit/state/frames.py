@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Parts that were written together, and where they stand in their file."""
+    """Parts that were written together, and their place in the file."""
 
     lsn: int
     parts: list[Part]
@@ -84,7 +84,7 @@ class Draft:
 
 
 class FrameReader:
-    """Frames of one open file, up to `end` bytes of it (all that it holds now, unless told)."""
+    """Frames of one open file, up to `end` bytes of it (None: all that it holds now)."""
 
     def __init__(self, path: Path, end: int | None = None, block_bytes: int = BLOCK_BYTES) -> None:
         self.path = path

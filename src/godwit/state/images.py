@@ -1,8 +1,8 @@
-"""What entries of one variable held when the last batch was committed, as far as they have changed since.
+"""Before-images: the entries of one variable as they were when the last batch was committed, if they have changed since.
 
-Decides where these before-images lie: in memory, or on disk when memory is short. They are written as entries change and read
-seldom: when committed state is looked at or keys are handed over. On disk they lie in a store of their own, which goes as a
-whole when the batch is committed. It must not know what an image means, nor when there are too many.
+Decides where before-images are: in memory, or on disk when memory is short. They are written when entries change and seldom
+read: for an export of committed state, or a hand-over of keys. On disk they have a store of their own, which is deleted as a
+whole when the batch is committed. This module must not know what an image means, nor when there are too many.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Images(Generic[P]):
         self._key_codec = key_codec
         self._memory: dict[Key, P | None] = {}
         self._extra_bytes = 0
-        self._disk: Spill | None = None  # set once something of this variable lies there
+        self._disk: Spill | None = None  # set once an image of this variable is there
         self._disk_count = 0
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Images(Generic[P]):
                 self._extra_bytes += self._form.size(image)
 
     def remember_many(self, images: dict[Key, P | None], row_count: int, size_bytes: int) -> None:
-        """Those of keys that have none yet; they are left of so many rows and bytes. Takes the dictionary over."""
+        """Images of keys, which count for keys that have none yet, out of this many rows and bytes. Keeps the dictionary."""
         row_count += len(self._memory)
         size_bytes += self._extra_bytes
         if self._disk is not None:

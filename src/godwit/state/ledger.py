@@ -22,7 +22,7 @@ from godwit.state.ledger_spill import ENTRY_BYTES, Lane, Store
 
 Ints = npt.NDArray[np.int64]
 Checks = npt.NDArray[np.int32]
-ROW = "__godwit_row"  # the column that tells after which input row an output leaves
+ROW = "__godwit_row"  # the column with the input row after which an output leaves
 JOINED_ROWS_MAX = 4_096
 LEDGER_SHARE = 8  # one so-many-th of the memory limit is for the ledger
 MEMORY_BYTES_MAX = 256 << 20  # what of a batch's ledger stays in memory unless a limit is given

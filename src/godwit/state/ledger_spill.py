@@ -1,9 +1,9 @@
 """The entries of one ledger, lane by lane: in memory while they are few, the oldest in a scratch file beyond that.
 
 Decides which entries leave memory and how they are read again. An entry is read again only if rows are replayed or handed over,
-so what is in the file is not looked at while a batch goes on; its range of rows, which stays in memory, is enough to tell new
-rows from applied ones. The file has no name, so its space comes back however the process ends, and nothing of it is synced: the
-changelog is what survives. It must not know what an entry means.
+so the file is seldom read while a batch goes on: the range of an entry's rows stays in memory and is enough to distinguish new
+rows from applied ones. The file has no name, so its space comes back however the process ends. It is never synced: the
+changelog is what survives. This module must not know what an entry means.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Scratch:
         return begin
 
     def view(self, begin: int, size: int) -> memoryview:
-        """Mapped, so that of an entry only the columns are read that somebody looks at."""
+        """Mapped, so that only those columns of an entry are read that are used."""
         page = begin - begin % mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(self._file, begin - page + size, access=mmap.ACCESS_READ, offset=page)
         return memoryview(mapped)[begin - page :]
@@ -125,7 +125,7 @@ class Lane:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._stored: list[Stored] = []
-        self._spilled_count = 0  # so many of the first ones are known to be in the file
+        self._spilled_count = 0  # of the first entries: these are known to be in the file
         self.last = -1  # the greatest row that was ever recorded
 
     def __len__(self) -> int:
@@ -160,7 +160,7 @@ class Lane:
         self._store.memory_bytes += entry.size_bytes
 
     def change(self, changed: Callable[[Entry], Entry | None]) -> None:
-        """Put another in the place of each, or none."""
+        """Replace each entry by another one, or drop it."""
         before, self._stored, self._spilled_count = self._stored, [], 0
         for each in before:
             entry = self._store.entry(each)
@@ -172,14 +172,14 @@ class Lane:
                 self._store.memory_bytes += stored.size_bytes
 
     def _stored_like(self, before: Stored, new: Entry | None) -> Stored | None:
-        """What comes of an entry in the file goes there too, if there is room: entries that go elsewhere have gone already."""
+        """The new form of an entry that was in the file goes to the file, too, if there is room."""
         if new is not None and isinstance(before, Spilled):
             with suppress(StateTooLarge):
                 return self._store.spilled(new)
         return new
 
     def spill(self, until_bytes: int) -> None:
-        """The oldest in memory go to the file, until the ledger has no more than so many bytes in memory."""
+        """Move the oldest entries to the file, until the ledger takes at most this many bytes of memory."""
         while self._spilled_count < len(self._stored) and self._store.memory_bytes > until_bytes:
             entry = self._stored[self._spilled_count]
             if not isinstance(entry, Spilled):

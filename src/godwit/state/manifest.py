@@ -1,11 +1,11 @@
-"""Which files of a host's directory are in use, and which process may say so.
+"""Which files of a host's directory are in use, and which process decides that.
 
 Decides what counts as state (the manifest), who may write (the claim of the newest generation) and what may
 be removed. It must not know what is inside the files.
 
 Every generation has a manifest of its own and only the newest one counts. So a process that was taken for
-dead and wakes up later replaces a manifest that nobody reads any more: with one shared name it could put an
-old list of files in the place of its successor's.
+dead and wakes up later replaces a manifest that is not read any more: with one shared name it could replace its
+successor's list of files by an old one.
 
 Three rules make that safe without any lock between processes:
 - a generation claims its number and removes the tokens of older ones first, and only then looks at their files;
@@ -13,8 +13,8 @@ Three rules make that safe without any lock between processes:
   that there is a newer one and fails, or the claim came later and its owner sees the write;
 - files are removed only after the manifest that no longer names them is in place, and only if there is no
   newer claim even then: a later claimant reads that manifest, an earlier one keeps its files.
-How a writer makes sure of it, also where names are cached, is in fencing.py. That its write is seen is for the changelog
-to care for: on a network file system it must be synced.
+How a writer makes sure of its generation, also where names are cached, is in fencing.py. The changelog makes sure that a
+write is seen by others: on a network file system it must be synced.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def sweep(directory: Path, manifest: Manifest) -> None:
     """Remove what is not in use, of this and older generations; the manifest is in place already.
 
     Claims go last and oldest first (see `Fence.down` in fencing.py). A file that cannot be removed stays until the next
-    sweep: it is in nobody's way.
+    sweep: it does no harm.
     """
     Fence(directory, manifest.generation).check()
     names = [name for name in list_names(directory) if name.generation <= manifest.generation]

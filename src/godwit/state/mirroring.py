@@ -4,9 +4,9 @@ Decides what a mirror lacks, in which order it gets it, and what of it counts me
 when a mirror is needed.
 
 The tail of the log goes first: answers wait for it. Files that compaction has made follow when there is no tail, then the
-manifest that names them, and only then does the mirror let go of what they replace. So at every moment a mirror can be opened
-like any log, and it is fenced like any log: after each write, and before it says that the write is done, it makes sure that
-there is no newer generation (see manifest.py and fencing.py).
+manifest that names them, and only then does the mirror remove the files that they replace. So at every moment a mirror can be
+opened like any log. It is fenced like any log, too: after each write, and before it acknowledges the write, the mirror makes
+sure that there is no newer generation (see manifest.py and fencing.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LogPiece:
 class Mirror:
     """The receiving side, for one generation of the origin.
 
-    A file that came ahead of its manifest has a partial name until then: were it seen earlier, it could stand behind a gap.
+    A file that came ahead of its manifest has a partial name until then: a reader that saw it earlier could meet a gap.
     """
 
     def __init__(self, directory: Path, generation: int) -> None:
@@ -63,7 +63,7 @@ class Mirror:
         except OSError as error:
             raise unusable("create", directory, error) from error
         self._token = held_token(directory, generation)
-        self._unsynced = dict(self.have())  # bytes by name; whoever wrote them may have died before it could sync
+        self._unsynced = dict(self.have())  # bytes by name; their writer may have died before it could sync
         self.check()
 
     def have(self) -> dict[str, int]:
@@ -85,7 +85,9 @@ class Mirror:
             raise unusable("write", path, error) from error
         self._unsynced[file] = self._unsynced.get(file, 0) + len(data)
         ahead_of_sync = path.name != file and self._unsynced[file] >= _UNSYNCED_BYTES_MAX
-        if ahead_of_sync or self._token is not None:  # what is not synced on a network mount, nobody else sees
+        if (
+            ahead_of_sync or self._token is not None
+        ):  # other machines do not see bytes that are not synced on a network mount
             self._sync(file)
         self.check()
 
@@ -294,7 +296,7 @@ def copy_mirror(mirror: Path, to: Path) -> None:
 
 
 def has_log(directory: Path) -> bool:
-    """Whether somebody has written here, or all that was written is gone."""
+    """Whether there is a log in the directory."""
     try:
         return any(name.kind == "manifest" and not name.partial for name in list_names(directory))
     except GodwitError:

@@ -1,8 +1,8 @@
-"""On which kind of file system a directory lies, and what follows from that for what is written there.
+"""The kind of file system of a directory, and when files that are written there are durable.
 
 Decides whether other machines may see the directory through caches of their own. Only file systems that are known to belong to
-one machine count as local; whatever is not known counts as a network file system, which costs time and never an answer. It must
-not know what the files mean.
+one machine count as local. An unknown file system counts as a network file system, which costs time and loses nothing. This
+module must not know what the files mean.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from godwit.state.segments import Durability
 
-# One kernel serves all who see such a mount, so a name that one process makes is there for all others, and so are its writes.
+# One kernel serves all processes that see a local mount: names and writes of one process are visible to all others at once.
 LOCAL: Final = frozenset(
     "apfs bcachefs btrfs exfat ext2 ext3 ext4 f2fs fuseblk hfs hfsplus jfs nilfs2 ntfs ntfs3 overlay ramfs reiserfs"
     " rootfs tmpfs ubifs ufs vfat xfs zfs".split()

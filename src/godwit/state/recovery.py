@@ -64,14 +64,14 @@ class Recovered:
         self._manifest = manifest
 
     def ends(self) -> dict[int, int]:
-        """By generation, the lsn before which all is here that it ever wrote, or that is left of it."""
+        """By generation: its frames before this lsn are in the log, and later frames of it are not."""
         return {generation: end for (generation, _), (_, end) in pairwise(self.starts)}
 
     def parts(self) -> Iterator[Part]:
         """All parts in the order in which they count, to be read to the end before the log is used.
 
-        A define or mark that only repeats what stands (as at the head of every segment) is left out. Bodies
-        are views of what was read: keep a copy, not the view, of what is to stay.
+        A define or mark that only repeats the newest one (as at the head of every segment) is left out. Bodies
+        are views of a buffer: copy a body that is to stay.
         """
         observe = self.standing.observe
         for frame in self._frames():
@@ -80,8 +80,8 @@ class Recovered:
                     yield part
         self.read_to_end = True
 
-    def last_words(self) -> Standing:
-        """What stands at the end, without reading it all: every segment begins with what stood then."""
+    def newest_parts(self) -> list[Part]:
+        """The newest define, mark and so on at the end, without reading all: every segment begins with them."""
         standing = Standing()
         stored = self._manifest.segments[-1:] or self._manifest.snapshots
         for each in stored:
@@ -90,7 +90,7 @@ class Recovered:
                     for info in infos:
                         if info.get("kind") in _STANDING:
                             standing.observe(Part(info, b""))
-        return standing
+        return standing.parts()
 
     def tail(self, batches: Mapping[str, int]) -> Iterator[Part] | None:
         """All parts of these operators' batches, or later ones; None if some of them have been merged into snapshots."""
@@ -139,15 +139,15 @@ class Recovered:
             raise
 
 
-def left_behind(directory: Path, generation: int, next_lsn: int) -> Recovered:
-    """What this generation found when it took the directory over, for others to read; nobody writes there any more."""
+def taken_over_log(directory: Path, generation: int, next_lsn: int) -> Recovered:
+    """The log that this generation has taken over, for others to read; nothing is written there any more."""
     return Recovered(directory, read_manifest(directory, generation), next_lsn)
 
 
-def looked_into(directory: Path) -> Recovered | None:
-    """What a directory holds now, for readers: nobody is fenced and nothing is written. None if nobody has written there.
+def readable_log(directory: Path) -> Recovered | None:
+    """The log in a directory, for a reader: no writer is fenced and nothing is written. None if there is no log.
 
-    Whoever writes there goes on, so a file may be gone when it is read: then an error says so, and looking again helps.
+    The writer goes on meanwhile, so a file may be gone when it is read. Then an error says so, and the reader tries again.
     """
     newest = newest_manifest(directory)
     if newest is None:
@@ -157,7 +157,7 @@ def looked_into(directory: Path) -> Recovered | None:
 
 
 def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recovered]:
-    """Fence whoever wrote here before and fix what of it counts."""
+    """Fence all earlier generations and decide which of their frames count."""
     try:
         make_directory(directory)
     except OSError as error:
@@ -249,6 +249,6 @@ def size_bytes_of(path: Path) -> int:
 
 
 def sealed_segments(directory: Path, manifest: Manifest, open_seq: int) -> list[Path]:
-    """Segments that nobody writes to any more, oldest first."""
+    """Segments that are complete, oldest first."""
     own = [FileName("log", manifest.generation, seq) for seq in range(manifest.own_from, open_seq)]
     return [directory / name for name in (*(s.file for s in manifest.segments), *map(str, own))]

@@ -21,7 +21,7 @@ from godwit.state.frames import FILE_HEADER, Body
 Durability: TypeAlias = Literal["process", "disk"]
 Kind: TypeAlias = Literal["claim", "manifest", "log", "snap"]
 
-NO_DIRECTORY_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)  # what some network file systems say, which have no such call
+NO_DIRECTORY_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)  # answers of network file systems that cannot sync a directory
 _BUFFERS_MAX: Final = 1024  # IOV_MAX of Linux and macOS
 _NAME: Final = re.compile(
     r"(?P<kind>claim|manifest|log|snap)-(?P<generation>\d{8,})(-(?P<seq>\d{8,}))?(\.json)?(?P<partial>\.tmp)?"
@@ -30,7 +30,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileName:
-    """What a file is, told by its name. `seq` counts the files of a kind and generation, from 1."""
+    """What a file is, by its name. `seq` counts the files of a kind and generation, from 1."""
 
     kind: Kind
     generation: int

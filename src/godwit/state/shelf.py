@@ -1,4 +1,4 @@
-"""Where the entries of one variable lie: in memory, or on disk when memory is short.
+"""Where the entries of one variable are: in memory, or on disk when memory is short.
 
 Decides which entries leave memory. Entries live in two generations: what is read or written is hot, and
 when the hot ones fill half of the limit, the ones not touched since the last such moment (cold) go to disk.
@@ -58,7 +58,7 @@ class Shelf(Generic[P]):
         self._hot: dict[Key, P] = {}
         self._cold: dict[Key, P] = {}
         self._gone: set[Key] = set()  # removed, and perhaps still on disk
-        self._disk: Spill | None = None  # set once something of this variable lies there
+        self._disk: Spill | None = None  # set once an entry of this variable is there
         self._payload_bytes = 0
         self._hot_bytes = 0
         self.count = 0

@@ -48,7 +48,7 @@ class _Input:
 
 
 class Compactor:
-    """Compacts on behalf of one generation of a host; `on_step` is told of every step that is done."""
+    """Compacts on behalf of one generation of a host; `on_step` is called after every step."""
 
     def __init__(
         self,

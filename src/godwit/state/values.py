@@ -68,7 +68,7 @@ class _ValueUndo:
 
 
 class ValueTable(Shelved[bytes]):
-    """Payloads by key; in the stage and in the undo None stands for none."""
+    """Payloads by key; in the stage and in the undo, None means no payload."""
 
     def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
         super().__init__(var, _FORM, key_codec)

@@ -58,7 +58,7 @@ class Edge(Aggregate):
     @staticmethod
     @abstractmethod
     def _takes(rows_before: Array) -> Mask:
-        """Whether a pane with so many rows takes the value of a later one."""
+        """Whether a pane with this many rows takes the value of a later row."""
 
 
 class First(Edge):

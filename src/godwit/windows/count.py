@@ -1,4 +1,4 @@
-"""Windows of so many rows of a key, in the order in which they came.
+"""Windows of a number of rows of a key, in the order in which the rows came.
 
 A pane is as many rows as size and slide are both multiples of. A key's last panes, as many as make a window, are a ring in
 its state: pane p, whether full or still open, is element p modulo their number. A window leaves with the row that fills it;

@@ -1,7 +1,7 @@
 """Panes: the disjoint pieces that windows are made of, as columns over many keys.
 
 Overlapping windows share panes, so a row is added once however many windows it falls in. Decides how panes of
-many keys are filled and put together; it must not know whether a pane is so many rows or so much time.
+many keys are filled and put together; it must not know whether a pane is a number of rows or a span of time.
 """
 
 from __future__ import annotations

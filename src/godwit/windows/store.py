@@ -1,4 +1,4 @@
-"""Where the panes of event-time windows lie in typed state.
+"""Where the panes of event-time windows are in typed state.
 
 Every row would otherwise change an entry of a map, which costs far more than a column: so a key's newest panes are slots in its
 value, read and written for all keys at once. A pane's slot is its number modulo the number of slots. If two want the same,

@@ -38,7 +38,7 @@ class Window(Processor):
             )
         if self.merge and not self.merges:
             raise DefinitionError(
-                "a window does not take `merge`: it tells by itself how rows become one",
+                "a window does not take `merge`: it decides by itself how rows become one",
                 todo="Leave it out; windows of event time have an argument merge=True",
             )
         self.panes = Panes([bind_aggregate(alias, *spec, input_schema) for alias, spec in self._specs.items()])

@@ -14,7 +14,7 @@ from godwit.errors import NotReplayable
 from godwit.model.progress import BatchRef
 from godwit.runtime.instance.batch_checks import BatchChecks, cut_otherwise
 from godwit.runtime.instance.failure_isolation import IsolatingRun
-from godwit.runtime.instance.user_code import UserCode, no_tagged_outputs
+from godwit.runtime.instance.user_code import UserCode
 from godwit.runtime.memory.changelog_parts import mark_part
 from godwit.runtime.memory.durable_changes import DurableChanges, Merging
 from godwit.runtime.memory.memory import Memory
@@ -97,34 +97,16 @@ class ChunkApplier:
         memory.ledger.make_room()  # first, because it may fail
         times = memory.batch.times if elsewhere is None else elsewhere.times
         on_time = _on_time(chunk, times, memory.spec)
-        late = len(chunk) - len(on_time)
-        memory.state.now_ms = times.processing_ms
-        keys: list[Key] = []
-        if len(on_time):
-            grouped = group_by_key(on_time.batch, on_time.rows, memory.key_codec)
-            keys = grouped.keys
-            run = IsolatingRun(memory, self._code, request, lane, times)
-            run.rows(on_time, grouped)
-            outputs = run.outputs
-            late += run.late_rows
-            if memory.hot is not None and elsewhere is None:  # the owner counts the rows of its keys
-                memory.hot.add(grouped, on_time.hashes)
-        else:
-            outputs = no_tagged_outputs(memory.spec.output_schema)
-        if late:
+        run = IsolatingRun(memory, self._code, request, lane, times)
+        keys = self._process(run, on_time, times, counted=elsewhere is None)
+        if late := len(chunk) - len(on_time) + run.late_rows:
             memory.counters.late += late
             work.parts.append(mark_part(memory))
-        entry = Entry(chunk.rows, chunk.hashes, outputs, checks=chunk.checks)
-        over = elsewhere is not None and elsewhere.over
-        merge_entry = self._durable.prepare_entry(
-            work, lane, entry, record=elsewhere is None or elsewhere.record, settled=over
-        )
+        entry = Entry(chunk.rows, chunk.hashes, run.outputs, checks=chunk.checks)
+        record, over = (True, False) if elsewhere is None else (elsewhere.record, elsewhere.over)
+        merge_entry = self._durable.prepare_entry(work, lane, entry, record, settled=over)
         if elsewhere is not None:
-            for info, _ in work.parts:
-                if (
-                    info["kind"] == "ledger"
-                ):  # the router tells the owner that the lane has ended, perhaps not this host
-                    info["from"] = "owner"
+            _mark_as_taken_over(work)
 
         def merge() -> None:
             merge_entry()
@@ -134,6 +116,25 @@ class ChunkApplier:
                 follower.applied(request, lane, chunk, times, keys, work)
 
         return merge
+
+    def _process(self, run: IsolatingRun, chunk: Chunk, times: Times, counted: bool) -> list[Key]:
+        """User code works on the stage. `counted`: the rows count for hot keys; rows of copies count at their owner."""
+        memory = self._memory
+        memory.state.now_ms = times.processing_ms
+        if not len(chunk):
+            return []
+        grouped = group_by_key(chunk.batch, chunk.rows, memory.key_codec)
+        run.rows(chunk, grouped)
+        if memory.hot is not None and counted:
+            memory.hot.add(grouped, chunk.hashes)
+        return grouped.keys
+
+
+def _mark_as_taken_over(work: Work) -> None:
+    """The router tells the owner that the lane has ended, perhaps not this host: the entry does not begin the lane here."""
+    for info, _ in work.parts:
+        if info["kind"] == "ledger":
+            info["from"] = "owner"
 
 
 def late_us(times: Times, spec: OperatorSpec) -> int | None:

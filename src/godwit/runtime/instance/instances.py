@@ -153,7 +153,7 @@ class Instances:
                 if old.rpartition("@")[2] not in active:
                     self._drop(old)
             instance = self._fresh(name, operator.spec)
-            instance.durable.journal = Unwritten()  # nobody knows the instance until all of its beginning is in line
+            instance.durable.journal = Unwritten()  # the instance is unknown until all of its first parts are in line
             instance.attach(operator.spec, self._adapter(operator))
             parts = [instance.define_part(), *self._initial_parts(operator, instance)]
             instance.durable.journal = self._log

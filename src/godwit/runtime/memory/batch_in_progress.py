@@ -43,7 +43,7 @@ class BatchInProgress:
 
     @property
     def has_unfired_timers(self) -> bool:
-        """Whether some timers have not had their turn in this batch."""
+        """Whether timers that are due in this batch may not have fired yet."""
         return not self.fired or bool(self.unfired)
 
     def times_at(self, now_ms: int, spec: OperatorSpec) -> Times:

@@ -1,7 +1,7 @@
 """Where a change of an instance becomes durable: a chunk, timers, a batch that begins, state from another host.
 
 Every change takes the same way (`DurableChanges.change`): prepare it on the stage of the state, append it to the changelog
-as one frame, merge it into memory. The caller answers nobody before the frame of `Work.lsn` is on the disk
+as one frame, merge it into memory. The caller sends its answer when the frame of `Work.lsn` is written
 (`Changelog.flush`). Knows nothing of what a change is about.
 """
 
@@ -93,7 +93,7 @@ class DurableChanges:
         return lambda: memory.state.merge(prepared)
 
     def prepare_entry(self, work: Work, lane: str, entry: Entry, record: bool = True, settled: bool = False) -> Merging:
-        """What the stage changes, and the entry of the ledger that belongs to it, unless nobody can ask for that again."""
+        """What the stage changes, and its entry in the ledger. `record`: a router may ask for the rows again."""
         memory, outputs = self._memory, entry.outputs
         merge_state = self.prepare_state(work, settled)
         if record:

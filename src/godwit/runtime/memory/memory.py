@@ -35,9 +35,9 @@ class Memory:
         self.counters = Counters()
         self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame
         self._columns: OwnershipColumns | None = None
-        self.staged = Units()  # units of which copies may lie here that this instance does not own
+        self.staged = Units()  # units of which this instance may have copies that it does not own
         self.followers: list[Follower] = []
-        self.hot: HotKeys | None = None  # counts rows by key, if somebody asks for hot keys
+        self.hot: HotKeys | None = None  # counts the rows of hot keys; None: they are not counted
 
     @property
     def progress(self) -> Progress:

@@ -18,7 +18,7 @@ from godwit.runtime.processor.rows import Index, Rows
 from godwit.state.keys import Key
 
 CAPACITY = 256
-FOLD_ROWS = 4096  # small chunks are gathered until they have so many: folding one costs about as much as folding all
+FOLD_ROWS = 4096  # small chunks are gathered up to this many rows: folding one costs about as much as folding all
 TALLIED_MAX = 1 << 16  # a tally of higher counts would be longer than most chunks
 NAMED_SHARE = 0.01  # keys with a smaller share of the rows are not named
 

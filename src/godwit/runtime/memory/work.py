@@ -38,7 +38,7 @@ class Journal(Protocol):
 
 
 class Unwritten:
-    """The journal of an instance that nobody recovers."""
+    """The journal of an instance that is never recovered."""
 
     def draft(self, parts: Iterable[Part]) -> None:
         return None

@@ -1,9 +1,9 @@
 """Many rows of a hot key become one where they are read, for processors that declare how: which rows, and what comes of them.
 
-A key has one owner, which would apply all of its rows; routers are many, and a merged row stands for all of a block's. Which
-rows are merged is told by the rows of the block alone, and by what holds for the whole batch, so that a batch that is read
-again is merged alike. A merged row has the place, the number and the key of the last row it stands for. What a declared merge
-does to state is the processor's promise; hosts, lanes and ledgers are not known here.
+A hot key has one owner, which would have to apply all of its rows. Routers are many: each merges the rows of a block into one.
+Which rows are merged depends only on the rows of the block and on how the batch was begun, so that a replay of the batch merges
+the same rows. A merged row has the place, the number and the key of the last of its rows. The processor promises that the
+merge leaves the same state. Hosts, lanes and ledgers are not known here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK_ROWS: Final = (
     1 << 15
 )  # large enough that a merged row stands for many, small enough that hosts need not wait for it
 HOT_ROWS_MIN: Final = 64  # fewer rows of a key cost their owner less than merging them costs here
-HOT_PART: Final = 32  # a key is hot with that part of its block: then there are as many at most
+HOT_PART: Final = 32  # a key is hot with one in this many rows of its block, so a block has at most this many hot keys
 _BUCKETS: Final = 1 << 12  # by the low bits of the routing hash; hot keys stick out however many others share theirs
 _SUM_MAX: Final = 2.0**62  # far enough from overflow that a double can tell
 _PANE: Final = re.compile(r"pane of (\d+) us from (\d+)")
@@ -40,7 +40,7 @@ _DECIMAL_DIGITS_MAX: Final = 32  # sums of a block take six digits more, and Arr
 
 
 def checked_merge(declared: object, schema: pa.Schema, key_names: Sequence[str]) -> Merge:
-    """The declaration in the order of the input's columns; every one that is no key must be there."""
+    """The declaration in the order of the input's columns; it must have all columns that are no key."""
     if not isinstance(declared, Mapping):
         raise DefinitionError(
             f"merge is {declared!r:.80}", todo='Give columns with how they are merged, e.g. {"amount": "sum"}'
@@ -83,7 +83,7 @@ def _check_way(name: str, way: object, kind: pa.DataType) -> None:
 
 
 def check_event_time(merge: Merge, event_time: str | None, lateness_ms: int = 0) -> None:
-    """The event time of a merged row must be one of those it stands for that says how far they went."""
+    """The event time of a merged row must be the newest or the oldest of its rows' event times."""
     way = dict(merge).get(event_time or "")
     if way is None or _PANE.fullmatch(way):
         return
@@ -159,7 +159,7 @@ class Merging:
 
 
 def by_key(block: pa.RecordBatch, at: Index, codec: KeyCodec, rows_min: int = 1) -> list[Index]:
-    """Among these rows, those of each key that has so many, in order."""
+    """The rows of each key that has at least `rows_min` among these rows, in order."""
     keys = block.select(codec.schema.names).take(at)
     rows = group_by_key(keys, at, codec)
     many = np.flatnonzero(rows.counts >= rows_min).tolist()
@@ -190,7 +190,7 @@ def _micros(block: pa.RecordBatch, name: str, at: Index, unknown_us: int) -> Ind
 
 
 def fold(block: pa.RecordBatch, groups: Sequence[Index], merge: Merge) -> pa.RecordBatch:
-    """The block with one row for each group of rows, where its last one was; the rest as it is."""
+    """The block with one row for each group, in the place of its last row; other rows stay."""
     folded = [(rows, values) for rows in groups if (values := _values(block, rows, merge)) is not None]
     if not folded:
         return block
@@ -213,13 +213,13 @@ def fold(block: pa.RecordBatch, groups: Sequence[Index], merge: Merge) -> pa.Rec
 
 
 def _joint_check(column: pa.Array[Any], rows: Index) -> int:
-    """The check of a merged row is the sum of those it stands for, in 32 bits: so all of them are compared."""
+    """The check of a merged row is the sum of the checks of its rows, in 32 bits: so a replay compares all of them."""
     total = int(column.to_numpy()[rows].astype(np.int64).sum())
     return (total + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _values(block: pa.RecordBatch, rows: Index, merge: Merge) -> dict[str, Any] | None:
-    """What becomes of each column; None if a sum has no room in its own, so that these rows had better stay apart."""
+    """The merged value of each column; None if a sum does not fit its column, so that these rows are not merged."""
     values: dict[str, Any] = {}
     for name, way in merge:
         column = _column(block, name).take(rows).drop_null()

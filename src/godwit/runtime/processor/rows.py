@@ -82,7 +82,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What the processor is told about time: fixed for a batch, so that a replay sees the same.
+    """The times that a processor sees: fixed for a batch, so that a replay sees the same.
 
     Timers fire up to `watermark_ms`; what is at or before `late_ms`, the watermark of the batch before, is late.
     """
@@ -101,7 +101,7 @@ class Adapter(Protocol):
     def open(self, state: KeyedState) -> None: ...
 
     def process(self, rows: Rows, times: Times) -> Outputs:
-        """Apply the rows to the staged state. `current_key` tells an observer which key is being worked on."""
+        """Apply the rows to the staged state. `current_key` is the key at hand, for error messages."""
         ...
 
     def expire(self, timers: Sequence[tuple[int, Key]], times: Times) -> Outputs:

@@ -25,7 +25,7 @@ def zeros(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def flat_schema(fields: Fields) -> pa.Schema:
-    """The fields as they are stored: one of so many elements becomes as many fields, `x_0`, `x_1` and so on."""
+    """The fields as they are stored: a field of n elements becomes n fields, `x_0`, `x_1` and so on."""
     flat = []
     for field in fields if isinstance(fields, pa.Schema) else pa.schema(dict(fields)):
         count = _element_count(field.type)

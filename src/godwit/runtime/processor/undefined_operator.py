@@ -1,6 +1,6 @@
 """An operator that was defined in an earlier application and not yet in this one: the hosts have its state, not its code.
 
-A host that joins must be able to take such state. The state can be moved and read; rows cannot be applied to it.
+A host that joins must be able to take its state. The state can be moved and read; rows cannot be applied to it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from godwit.runtime.reading.state_reader import StateReader
 from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
 from godwit.state.keys import KeyCodec
-from godwit.state.recovery import looked_into
+from godwit.state.recovery import readable_log
 
 ATTEMPTS_MAX: Final = 10
 PAUSE_S: Final = 0.1
@@ -70,7 +70,7 @@ class LogReader(StateReader):
         raise AssertionError("the last attempt returns or raises")
 
     def _read_log(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:
-        log = looked_into(host_directory(self.checkpoint, host))
+        log = readable_log(host_directory(self.checkpoint, host))
         if log is None:
             return None
         no_log = cast(Any, None)  # nothing is written

@@ -34,7 +34,7 @@ from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
-from godwit.state.recovery import Recovered, left_behind
+from godwit.state.recovery import Recovered, taken_over_log
 from godwit.transport import typed
 
 STEP = 0  # a takeover is one step
@@ -177,9 +177,9 @@ class Heir:
         request = self._request
         if self._port.crash_markers is not None:  # a row may have ended that host, and comes here next
             self._port.crash_markers.inherit(host_directory(self._port.checkpoint, self.lost))
-        left = left_behind(host_directory(self._port.checkpoint, self.lost), request.generation, request.next_lsn)
+        left = taken_over_log(host_directory(self._port.checkpoint, self.lost), request.generation, request.next_lsn)
         words: dict[str, dict[str, Part]] = {}
-        for part in left.last_words().parts():
+        for part in left.newest_parts():
             words.setdefault(part.info["op"], {})[part.info["kind"]] = part
         for operator, units in self._shares.items():
             timers = request.timers.get(operator) == self._port.host

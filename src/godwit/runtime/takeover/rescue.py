@@ -74,7 +74,7 @@ def fenced(directory: Path, durability: Durability) -> Estate:
     """Whoever wrote there is stopped: at its next write it finds that there is a newer generation."""
     restore_if_lost(str(directory.parent.parent), directory.name)
     _, left = take_over(directory, durability)
-    words = [part.info for part in left.last_words().parts()]
+    words = [part.info for part in left.newest_parts()]
     owned = {info["op"]: Ownership.from_dict(directory.name, info["own"]) for info in words if info["kind"] == "own"}
     operators = tuple(sorted({info["op"] for info in words}))
     return Estate(directory.name, directory, left.generation, left.next_lsn, owned, operators, left.ends())
