@@ -21,7 +21,7 @@ from godwit.runtime.processor.merging import Merging, by_key, checked_merge, fol
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.reading.export import rows_of_state
-from godwit.runtime.router.lanes import lane_slices
+from godwit.runtime.router.lanes import row_slices
 from godwit.runtime.router.route import Route
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
@@ -77,8 +77,8 @@ def blocks(whole: pa.RecordBatch, cuts: Sequence[int]) -> list[pa.RecordBatch]:
     merging = Merging(MERGE, INPUT, ["key"])
     sent = pa.schema([*INPUT, (ROW, pa.int64()), (HASH, pa.int64())])
     found = []
-    for lane_slice in lane_slices(pieces, route, "0", BLOCK):
-        columns = [*lane_slice.batch.columns, pa.array(lane_slice.rows), pa.array(lane_slice.hashes)]
+    for row_slice in row_slices(pieces, route, "0", BLOCK):
+        columns = [*row_slice.batch.columns, pa.array(row_slice.rows), pa.array(row_slice.hashes)]
         found.append(merging.merged(pa.RecordBatch.from_arrays(columns, schema=sent)))
     return found
 

@@ -1,4 +1,4 @@
-"""A lane_slice that is sent in parts, while how many rows go at once changes: every row goes once."""
+"""A row_slice that is sent in parts, while how many rows go at once changes: every row goes once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.runtime.router.lanes import LaneSlice
+from godwit.runtime.router.lanes import RowSlice
 from godwit.runtime.router.router import Router
 
 
 def cut(rows: int, paces: list[int | None]) -> list[int]:
-    """The rows of one lane_slice as they are sent, under these limits one after another, then under none."""
+    """The rows of one row_slice as they are sent, under these limits one after another, then under none."""
     limits = iter(paces)
     router: Any = object.__new__(Router)
     router._route = SimpleNamespace(gather=False)
     router._pace = SimpleNamespace(rows_max=lambda: next(limits, None))
     numbers = np.arange(rows, dtype=np.int64)
-    lane_slice = LaneSlice("0", pa.record_batch({"n": numbers}), numbers, numbers)
-    return [int(row) for part in router._cut([lane_slice]) for row in part.rows]
+    row_slice = RowSlice("0", pa.record_batch({"n": numbers}), numbers, numbers)
+    return [int(row) for part in router._cut([row_slice]) for row in part.rows]
 
 
 @pytest.mark.parametrize("then", [None, 10, 25])

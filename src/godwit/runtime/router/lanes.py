@@ -23,7 +23,7 @@ EXTRA = {"position": 0, "content": 1, "columns": 2}  # columns that Spark put be
 
 
 @dataclass(frozen=True, slots=True)
-class LaneSlice:
+class RowSlice:
     """Rows that are sent together: the user's columns (and the check behind them), row numbers ascending, routing hashes."""
 
     lane: str
@@ -31,14 +31,14 @@ class LaneSlice:
     rows: Index
     hashes: Index
 
-    def part(self, begin: int, end: int) -> LaneSlice:
+    def part(self, begin: int, end: int) -> RowSlice:
         batch = self.batch.slice(begin, end - begin)
-        return LaneSlice(self.lane, batch, self.rows[begin:end], self.hashes[begin:end])
+        return RowSlice(self.lane, batch, self.rows[begin:end], self.hashes[begin:end])
 
 
-def lane_slices(
+def row_slices(
     batches: Iterable[pa.RecordBatch], route: Route, lane: str, block_rows: int | None = None
-) -> Iterator[LaneSlice]:
+) -> Iterator[RowSlice]:
     """`block_rows`: every slice but the last has exactly so many rows, however Spark has cut its batches."""
     rows_only = (_without_ticks(batch) for batch in batches)
     filled = (batch for batch in rows_only if len(batch))
@@ -92,12 +92,12 @@ def _slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _by_position(batches: Iterable[pa.RecordBatch], lane: str) -> Iterator[LaneSlice]:
+def _by_position(batches: Iterable[pa.RecordBatch], lane: str) -> Iterator[RowSlice]:
     next_row = 0
     for batch in batches:
         rows = np.arange(next_row, next_row + len(batch), dtype=np.int64)
         next_row += len(batch)
-        yield LaneSlice(lane, batch.select(batch.schema.names[:-1]), rows, _ints(batch, -1))
+        yield RowSlice(lane, batch.select(batch.schema.names[:-1]), rows, _ints(batch, -1))
 
 
 def _by_content(batch: pa.RecordBatch, event_time: str | None) -> pa.RecordBatch:
@@ -111,7 +111,7 @@ def _by_content(batch: pa.RecordBatch, event_time: str | None) -> pa.RecordBatch
     return batch.select([*names[:-2], names[-1]]).take(order)
 
 
-def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[LaneSlice]:
+def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[RowSlice]:
     """`last`: the newest sequence of every lane. A row that repeats a sequence would be taken for the earlier row."""
     lanes, rows, hashes = (_ints(batch, at) for at in (-3, -2, -1))
     user = batch.select(batch.schema.names[:-3])
@@ -127,7 +127,7 @@ def _by_columns(batch: pa.RecordBatch, last: dict[int, int]) -> Iterator[LaneSli
                 lane=f"{COLUMN_LANE}{lane}",
             )
         last[lane] = int(numbers[-1])
-        yield LaneSlice(f"{COLUMN_LANE}{lane}", user.take(positions), rows[positions], hashes[positions])
+        yield RowSlice(f"{COLUMN_LANE}{lane}", user.take(positions), rows[positions], hashes[positions])
 
 
 def _ints(batch: pa.RecordBatch, at: int) -> Index:

@@ -25,7 +25,7 @@ from godwit.runtime.processor.merging import BLOCK_ROWS, Merging, checked_merge
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.processor.spec import merge_of
 from godwit.runtime.router.host_requests import RowsRequest
-from godwit.runtime.router.lanes import LaneSlice, lane_slices
+from godwit.runtime.router.lanes import RowSlice, row_slices
 from godwit.runtime.router.links import Links
 from godwit.runtime.router.pace import Pace
 from godwit.runtime.router.rounds import Rounds
@@ -47,7 +47,7 @@ class Router:
         self._task = task
         self._file = RoutingFile(route.checkpoint, route.operator, moves=task.scope is None)
         self._table = newest_table(route, self._file)
-        self._sent: deque[tuple[LaneSlice, list[RowsRequest], float]] = deque()
+        self._sent: deque[tuple[RowSlice, list[RowsRequest], float]] = deque()
         self._pace = Pace(route.operator)
         self._row_count = 0
         self._event_max_ms: int | None = None
@@ -64,10 +64,10 @@ class Router:
             self._links.check_committed()
             yield from _ordered(self._links.timers())
             merging = merging_of(self._route, schema, self._links.opened())
-            slices = lane_slices(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)
-            for lane_slice in self._cut(self._read(slices, merging, wire_schema)):
-                self._send(lane_slice, wire_schema)
-                yield from self._collect(0 if len(lane_slice.rows) <= SMALL_ROWS_MAX else IN_FLIGHT_MAX - 1)
+            slices = row_slices(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)
+            for row_slice in self._cut(self._read(slices, merging, wire_schema)):
+                self._send(row_slice, wire_schema)
+                yield from self._collect(0 if len(row_slice.rows) <= SMALL_ROWS_MAX else IN_FLIGHT_MAX - 1)
             yield from self._collect(0)
             self._finish()
         except GodwitError as error:
@@ -76,15 +76,15 @@ class Router:
         finally:
             self._links.close()
 
-    def _read(self, slices: Iterable[LaneSlice], merging: Merging | None, schema: pa.Schema) -> Iterator[LaneSlice]:
+    def _read(self, slices: Iterable[RowSlice], merging: Merging | None, schema: pa.Schema) -> Iterator[RowSlice]:
         """Count the rows as they came, then merge them; cutting comes later, because it depends on the clock."""
-        for lane_slice in slices:
-            self._check_keys(lane_slice)
-            self._note_event_time(lane_slice.batch)
-            self._row_count += len(lane_slice.rows)
-            yield lane_slice if merging is None else _merged(lane_slice, merging, schema)
+        for row_slice in slices:
+            self._check_keys(row_slice)
+            self._note_event_time(row_slice.batch)
+            self._row_count += len(row_slice.rows)
+            yield row_slice if merging is None else _merged(row_slice, merging, schema)
 
-    def _cut(self, slices: Iterable[LaneSlice]) -> Iterator[LaneSlice]:
+    def _cut(self, slices: Iterable[RowSlice]) -> Iterator[RowSlice]:
         for whole in slices:
             begin, count = 0, len(whole.rows)
             while begin < count:
@@ -93,13 +93,13 @@ class Router:
                 yield whole if begin == 0 and end >= count else whole.part(begin, end)
                 begin = end
 
-    def _send(self, lane_slice: LaneSlice, schema: pa.Schema) -> None:
-        by_host = self._split(_numbered(lane_slice, schema), lane_slice.hashes)
-        requests = [RowsRequest(host, lane_slice.lane, rows) for host, rows in by_host]
+    def _send(self, row_slice: RowSlice, schema: pa.Schema) -> None:
+        by_host = self._split(_numbered(row_slice, schema), row_slice.hashes)
+        requests = [RowsRequest(host, row_slice.lane, rows) for host, rows in by_host]
         self._links.open(request.host for request in requests)  # the table may have learnt of further hosts
         for request in requests:
             self._links.send(request)
-        self._sent.append((lane_slice, requests, ports.now_s()))
+        self._sent.append((row_slice, requests, ports.now_s()))
 
     def _split(self, batch: pa.RecordBatch, hashes: Index) -> Iterator[tuple[str, pa.RecordBatch]]:
         if len(self._table.hosts) == 1:
@@ -110,13 +110,13 @@ class Router:
             rows = np.flatnonzero(owners == position)
             yield self._table.hosts[position], batch if len(rows) == len(batch) else batch.take(rows)
 
-    def _check_keys(self, lane_slice: LaneSlice) -> None:
+    def _check_keys(self, row_slice: RowSlice) -> None:
         if self._route.null_keys == "bucket":
             return
         for name in self._route.key_names:
-            column = lane_slice.batch.column(lane_slice.batch.schema.get_field_index(name))
+            column = row_slice.batch.column(row_slice.batch.schema.get_field_index(name))
             if column.null_count:
-                row = lane_slice.rows[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]]
+                row = row_slice.rows[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]]
                 raise NullKey(
                     f"key column {name!r} is null",
                     todo='Filter rows with a null key out before, or pass nullKeys="bucket" to give them a state of their own',
@@ -134,9 +134,9 @@ class Router:
     def _collect(self, left: int) -> Iterator[pa.RecordBatch]:
         """Until at most `left` slices are in flight; until none is, if the table has learnt from a refusal."""
         while len(self._sent) > (0 if self._rounds.learnt else left):
-            lane_slice, requests, sent_s = self._sent.popleft()
-            outputs = self._rounds.see_through(lane_slice.lane, requests)
-            self._pace.answered(len(lane_slice.rows), sent_s, ports.now_s())
+            row_slice, requests, sent_s = self._sent.popleft()
+            outputs = self._rounds.see_through(row_slice.lane, requests)
+            self._pace.answered(len(row_slice.rows), sent_s, ports.now_s())
             yield from _ordered(outputs)
         if not self._sent:
             self._rounds.learnt = False
@@ -170,14 +170,14 @@ def merging_of(route: Route, schema: pa.Schema, opened: Sequence[LaneOpened]) ->
     return Merging(merge, schema, route.key_names, route.event_time, late_us) if merge else None
 
 
-def _merged(lane_slice: LaneSlice, merging: Merging, schema: pa.Schema) -> LaneSlice:
-    block = merging.merged(_numbered(lane_slice, schema))
+def _merged(row_slice: RowSlice, merging: Merging, schema: pa.Schema) -> RowSlice:
+    block = merging.merged(_numbered(row_slice, schema))
     *names, row, hash_ = block.schema.names
-    return LaneSlice(lane_slice.lane, block.select(names), block.column(row).to_numpy(), block.column(hash_).to_numpy())
+    return RowSlice(row_slice.lane, block.select(names), block.column(row).to_numpy(), block.column(hash_).to_numpy())
 
 
-def _numbered(lane_slice: LaneSlice, schema: pa.Schema) -> pa.RecordBatch:
-    columns = [*_cast(lane_slice.batch, schema), pa.array(lane_slice.rows), pa.array(lane_slice.hashes)]
+def _numbered(row_slice: RowSlice, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [*_cast(row_slice.batch, schema), pa.array(row_slice.rows), pa.array(row_slice.hashes)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
