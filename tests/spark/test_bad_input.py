@@ -409,11 +409,15 @@ def test_directories_that_cannot_be_a_checkpoint(spark: SparkSession, tmp_path: 
             ("file/ck cannot be written", "Give a directory that this user"),
         ),
         (Path("/proc/godwit"), CheckpointUnusable, ("/proc/godwit cannot be written", "Give a directory")),
-        (tmp_path / "spark", CheckpointMismatch, ("holds no flock (found offsets)", "must be another one")),
+        (
+            tmp_path / "spark",
+            CheckpointMismatch,
+            ("a flock (it has offsets)", "not the checkpointLocation"),
+        ),
         (
             "s3a://bucket/ck",
             CheckpointUnusable,
-            ("'s3a://bucket/ck' is not a path of a file system", "Give a directory"),
+            ("'s3a://bucket/ck' is not on a file system", "Give a directory"),
         ),
     ):
         with pytest.raises(kind) as caught:

@@ -83,7 +83,7 @@ def test_state_is_read_while_a_query_runs_and_the_query_does_not_notice(spark: S
 
 
 def test_what_cannot_be_read_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMismatch, match="holds no flock"):
+    with pytest.raises(CheckpointMismatch, match="is not the checkpoint of a flock"):
         godwit.read_state(spark, tmp_path, OPERATOR)
     with godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "godwit") as flock:
         counts(spark, flock)

@@ -69,7 +69,7 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.parametrize("given", ["s3a://bucket/ck", "hdfs://name/ck", "dbfs:/ck"])
 def test_other_file_systems_are_refused_by_name(given: str) -> None:
-    with pytest.raises(CheckpointUnusable, match=f"'{given}' is not a path of a file system that hosts can append to"):
+    with pytest.raises(CheckpointUnusable, match=f"'{given}' is not on a file system whose files hosts can append to"):
         checked_path(given)
 
 
@@ -120,7 +120,10 @@ def test_a_description_that_cannot_be_written_is_unusable_and_leaves_no_half(
 def test_a_directory_of_something_else_is_refused_and_untouched(tmp_path: Path) -> None:
     for name in ("commits", "metadata", "offsets", "sources"):
         (tmp_path / name).mkdir()
-    with pytest.raises(CheckpointMismatch, match=r"holds no flock \(found commits, metadata, offsets\).*Spark's own"):
+    with pytest.raises(
+        CheckpointMismatch,
+        match=r"not the checkpoint of a flock \(it has commits, metadata, offsets\).*checkpointLocation",
+    ):
         opened(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["commits", "metadata", "offsets", "sources"]
 
@@ -154,14 +157,15 @@ def test_hosts_are_those_it_has_whatever_number_is_asked_for(tmp_path: Path) -> 
 
 def test_other_groups_are_refused_and_the_right_number_is_told(tmp_path: Path) -> None:
     opened(tmp_path, groups=8)
-    with pytest.raises(CheckpointMismatch, match=r"has 8 groups, 16 were asked for\. Open it with groups=8"):
+    with pytest.raises(CheckpointMismatch, match=r"has 8 groups, and 16 were given\. Open it with groups=8"):
         opened(tmp_path, groups=16)
 
 
 def test_a_newer_format_is_refused_before_anything_else_of_it_is_read(tmp_path: Path) -> None:
     replace_json(tmp_path / "flock.json", {"format": FORMAT + 1, "unheard": "of"})
     with pytest.raises(
-        CheckpointVersion, match=rf"format {FORMAT + 1}, this version reads up to {FORMAT}\. Use the godwit"
+        CheckpointVersion,
+        match=rf"format {FORMAT + 1}, and this version reads up to {FORMAT}\. Use the version of Godwit",
     ):
         opened(tmp_path)
 

@@ -104,7 +104,7 @@ def test_an_owner_of_an_older_version_or_a_torn_file_is_not_asked(tmp_path: Path
 
 def test_it_is_remembered_that_the_owner_could_not_be_asked(living: Presence, tmp_path: Path) -> None:
     own(tmp_path, replace(owner_at(living.address), machine="elsewhere"))
-    assert "listens to that one only" in check_not_in_use(tmp_path, take_over=False)
+    assert "listens only there" in check_not_in_use(tmp_path, take_over=False)
 
 
 def test_what_a_flock_writes_of_itself_is_what_is_read(living: Presence, tmp_path: Path) -> None:

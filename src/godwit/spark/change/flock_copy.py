@@ -1,8 +1,8 @@
-"""A copy of a flock that runs, with Spark's checkpoints of its queries: to go back to, or to start another flock from.
+"""Copies a running flock, with Spark's checkpoints of its queries: to return to, or to start another flock from.
 
-It is what a crash of the whole application would leave at that moment, and starting from it is starting after that crash. For
-that, no host begins another batch while Spark's checkpoints are copied first and the hosts' logs after them. So no host is
-ahead of what Spark has planned, and what Spark has committed is in the hosts' logs. Rows of the batch in progress go on.
+The copy is what a crash of the whole application would leave at that moment; a start from it is a recovery from that crash. So
+no host begins a batch during the copy, and Spark's checkpoints are copied before the logs of the hosts: no host is ahead of the
+batches that Spark has planned, and the logs have every batch that Spark has committed. Rows of the batch in progress go on.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ NOTE: Final = "copy.json"
 SPARK: Final = "spark"
 HOSTS: Final = "hosts"
 OURS: Final = ("flock.json", "roster.json", "history.jsonl", "operators", "routing")
-ORDER: Final = ("commits", "offsets")  # what is committed has been planned before: never the other way round
+ORDER: Final = (
+    "commits",
+    "offsets",
+)  # Spark plans a batch before it commits it, so a copied commit must have its copied plan
 
 
 class FlockCopier:
-    """`bindings`: the query of each operator; `keys_move`: while they do, two hosts may both seem to own them."""
+    """`bindings`: the query of each operator. `keys_move`: whether keys move, so that two logs may both claim them."""
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class FlockCopier:
         _check_new(path)
         queries = {binding.query: _local(binding.checkpoint) for binding in self._bindings().values()}
         try:
-            with self._held():
+            with self._batches_held():
                 self._check_still()
                 for query, checkpoint in queries.items():
                     _copy_spark(checkpoint, path / SPARK / query)
@@ -58,11 +61,11 @@ class FlockCopier:
             for name in OURS:
                 _copy(self._directory.path / name, path / name)
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)  # half a copy looks like a whole one
+            shutil.rmtree(path, ignore_errors=True)  # half a copy would look like a whole one
             raise
-        told = {"at": now_text(), "flock": self._directory.flock, "hosts": copied, "queries": sorted(queries)}
-        replace_json(path / NOTE, told)
-        return told | {"path": str(path), "spark": {query: str(path / SPARK / query) for query in queries}}
+        record = {"at": now_text(), "flock": self._directory.flock, "hosts": copied, "queries": sorted(queries)}
+        replace_json(path / NOTE, record)
+        return record | {"path": str(path), "spark": {query: str(path / SPARK / query) for query in queries}}
 
     def _copied(self, host: str, path: Path) -> int:
         return self._hosts.ask_now(host, CopyLog(str(path / HOSTS / host))).size_bytes
@@ -70,12 +73,13 @@ class FlockCopier:
     def _check_still(self) -> None:
         if self._keys_move():
             raise DefinitionError(
-                "keys are being moved, and a copy must not catch them on the way", todo="Try again when that has ended"
+                "a flock cannot be copied while keys are being moved",
+                todo="Wait until flock.history() shows the end of the move",
             )
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
-        """No host begins another batch. One that is lost meanwhile has forgotten it when it is back."""
+    def _batches_held(self) -> Iterator[None]:
+        """No host begins a batch inside this context. A host that restarts meanwhile forgets it."""
         asked: list[str] = []
         try:
             for host in self._directory.roster():
@@ -89,7 +93,7 @@ class FlockCopier:
 
 
 def start_from_copy(copy: Any, checkpoint: Path) -> None:
-    """Make a checkpoint of a copy; the copy stays as it is, and can be started from again."""
+    """Make a new checkpoint from a copy. The copy stays as it is."""
     path = checked_path(copy)
     if not (path / NOTE).exists():
         raise CheckpointUnusable(
@@ -99,26 +103,26 @@ def start_from_copy(copy: Any, checkpoint: Path) -> None:
     for name in (*OURS, HOSTS):
         _copy(path / name, checkpoint / name)
     _rename(checkpoint / "flock.json")
-    for kept in sorted((checkpoint / "operators").glob("*.json")):
-        _rebind(kept, path)
+    for operator_file in sorted((checkpoint / "operators").glob("*.json")):
+        _rebind(operator_file, path)
 
 
 def _rename(described: Path) -> None:
-    """It is another flock: both may be there at once, and what is done to the jobs of one must not hit the other."""
+    """Give the new flock a name of its own: both flocks may run at once, and their Spark jobs must not be confused."""
     replace_json(described, read_document(described) | {"flock": new_name()})
 
 
-def _rebind(kept: Path, copy: Path) -> None:
-    """Until the query has started again, what is committed is what Spark's copied checkpoint says, not the first one now."""
-    told = read_document(kept)
-    if told.get("binding"):
-        told["binding"]["checkpoint"] = str(copy / SPARK / told["binding"]["query"])
-        replace_json(kept, told)
+def _rebind(operator_file: Path, copy: Path) -> None:
+    """Until the query has started, Spark's copied checkpoint tells which batches are committed, not the original."""
+    record = read_document(operator_file)
+    if record.get("binding"):
+        record["binding"]["checkpoint"] = str(copy / SPARK / record["binding"]["query"])
+        replace_json(operator_file, record)
 
 
 def _check_new(path: Path) -> None:
     if path.exists() and any(path.iterdir()):
-        raise CheckpointUnusable(f"{path} is there already, and not empty", todo="Give a new directory")
+        raise CheckpointUnusable(f"{path} exists already and is not empty", todo="Give a new directory")
 
 
 def _local(checkpoint: str) -> Path:
@@ -126,13 +130,13 @@ def _local(checkpoint: str) -> Path:
     if parsed.scheme not in ("", "file"):
         raise CheckpointUnusable(
             f"Spark's checkpoint {checkpoint} is not on a file system that the driver sees as files",
-            todo="Stop the query and copy both checkpoints by the means of that file system",
+            todo="Stop the query, and copy both checkpoints with the tools of that file system",
         )
     return Path(parsed.path)
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Routing tables may be missing, and are made anew."""
+    """Copy a file or directory, if it exists: routing tables may be missing, and are rebuilt."""
     if not path.exists():
         return
     try:
@@ -146,7 +150,7 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _copy_spark(checkpoint: Path, to: Path) -> None:
-    """Commits before plans. Files that Spark removes or renames meanwhile are of no use to anybody."""
+    """Commits first, then offsets. A file that Spark removes or renames meanwhile is not needed."""
     parts = sorted(checkpoint.iterdir(), key=lambda part: (part.name not in ORDER, part.name))
     try:
         for part in parts:

@@ -1,8 +1,8 @@
-"""What happens when a host is lost: others take over its keys at once, or it is started again from its changelog.
+"""Decides what happens when a host is lost: other hosts take over its keys at once, or it is started again from its changelog.
 
-That it is lost is Spark's word: its task has ended, by itself or because nothing was heard of the host any more. It may run all
-the same, so it is fenced before anything else is done. Taking over is never the only way: whatever stands against it, or goes
-wrong before the will is written, starts the host again.
+A host is lost when its Spark task has ended, by itself or because its heartbeats stopped. Its process may still run, so it is
+fenced first. A takeover is never the only way: if there is a reason against it, or it fails before the will is written, the
+host is started again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LostHostHandler:
         self._one_at_a_time = threading.Lock()
 
     def lost(self, host: str, noticed: str) -> bool:
-        """Whether its keys have other owners now; if not, it is to be started again. `noticed`: how."""
+        """Whether other hosts own its keys now; if not, the host is to be started again. `noticed`: how it was noticed."""
         with self._one_at_a_time:
             if self._hosts.closing.is_set():
                 return False
@@ -62,41 +62,41 @@ class LostHostHandler:
             began_s = time.monotonic()
             self._losses.add(host, began_s)
             copies = self._requests.copies_of(host)
-            reason, inherited = self._against(host, copies), dict[str, Inherited]()
+            reason, inherited = self._reason_against_takeover(host, copies), dict[str, Inherited]()
             if not reason:
                 try:
-                    inherited = self._taken_over(host, copies)
+                    inherited = self._take_over(host, copies)
                 except GodwitError as error:
                     reason = str(error)
             if reason:
                 self._history.add("lost", host=host, noticed=noticed, recovery="storage", reason=reason)
                 self._hosts.closing.wait(self._losses.pause_s)
                 return False
-            self._follow(host, noticed, inherited, began_s)
+            self._record_takeover(host, noticed, inherited, began_s)
         return True
 
     def quarantined(self) -> dict[str, str]:
-        """Hosts that were lost too often to be started again, and why."""
+        """Hosts that were lost too often to be started again, with the reason."""
         return dict(self._quarantined)
 
-    def _against(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> str:
-        """Why it must be started again; empty if others can take over."""
+    def _reason_against_takeover(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> str:
+        """Why other hosts must not take over; empty if they can."""
         owned = self._tables.owned(host)
         if not owned:
             return "it owned nothing"
         covered = all(not units - _all_of(copies.get(operator, {})) for operator, units in owned.items())
         if self._losses.storm:
-            return "hosts are lost one after another: others would fare no better with its keys"
+            return "many hosts were lost recently, and other hosts might be lost by the same keys"
         wanted = self._recovery == "parallel" or covered or self._losses.flaps(host)
         if not wanted:
-            return "recovery is 'storage', and there are no copies of all that it owned"
+            return "recovery is 'storage', and there are no complete copies of its keys"
         if len(self._members.hosts()) == 1:
             return "there is no other host"
         if self._requests.keys_move():
             return "keys are being moved"
         return ""
 
-    def _taken_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, Inherited]:
+    def _take_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, Inherited]:
         """What each heir has got; an error if there is no will."""
         estate = rescue.fenced(host_directory(str(self._directory.path), host), self._durability)
         if unsettled := estate.unsettled() or self._evaluating(estate):
@@ -107,8 +107,8 @@ class LostHostHandler:
             raise HostUnavailable("it owned nothing", host=host)
         return rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
 
-    def _follow(self, host: str, noticed: str, inherited: Mapping[str, Inherited], began_s: float) -> None:
-        """Tables, roster and history after the fact, which nothing takes back: again until there is room for them."""
+    def _record_takeover(self, host: str, noticed: str, inherited: Mapping[str, Inherited], began_s: float) -> None:
+        """Update tables, roster and history. The takeover is a fact, so this is retried, for instance if a disk is full."""
         before = len(self._members.hosts())
         while True:
             try:
@@ -139,23 +139,23 @@ class LostHostHandler:
         return sum(len(units) for units in self._tables.owned(host).values())
 
     def _evaluating(self, estate: Estate) -> str:
-        """State of a batch DataFrame that is being evaluated is nowhere in the tables."""
+        """Whether the host had state of a batch DataFrame that is being evaluated: no table has its owners."""
         active = set(self._active_scopes())
         running = [name for name in estate.operators if name.rpartition("@")[2] in active]
         return f"{running[0]} is being evaluated" if running else ""
 
     def _replace(self, count: int) -> None:
-        """As many hosts as before: a new one joins, and gets its share from the heirs while the query goes on.
+        """A new host joins in the place of the lost one, and gets its share from the heirs while the query runs.
 
-        Not at once: what has gathered is worked off first. If somebody has scaled meanwhile, that holds. All of it in a thread
-        of its own: other hosts may be lost by now, and what is asked of them waits until they are dealt with.
+        It joins after a pause, in which the heirs apply the rows that have waited, and not if somebody has scaled meanwhile.
+        Runs in a thread of its own, because a request to another host that was lost waits until that loss is handled.
         """
         self._members.tell_roster()
         if self._hosts.closing.wait(REPLACE_AFTER_S) or len(self._members.hosts()) != count - 1:
             return
         try:
             self._requests.scale(count, {"wait": False, "progress": False})
-        except GodwitError as error:  # no slot for it, for instance: the flock goes on with fewer
+        except GodwitError as error:  # for instance no free task slot: the flock goes on with fewer hosts
             self._history.add("not replaced", reason=str(error))
 
 

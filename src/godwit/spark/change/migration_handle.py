@@ -1,4 +1,4 @@
-"""A request that runs, as its user holds it in hand: how far it is, waiting for it, stopping it, what it came to."""
+"""The handle of a request: progress, waiting, aborting, and the report of what it did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN_EVERY_S = 0.1
 
 
 class Migration:
-    """What `Flock.scale`, `move`, `drain`, `rebalance` and `standby` give: keys on their way while the query runs.
+    """What `Flock.scale`, `move`, `drain`, `rebalance` and `standby` return: a move of keys while the query runs.
 
     `id` names it in `Flock.history()` and `Flock.routing()`.
     """
@@ -45,19 +45,20 @@ class Migration:
         self._served_s: float | None = None
         self._moves_made = 0
 
-    # -- what a user does --------------------------------------------------------------------------------------------
+    # -- for the user ------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        seen = self.progress()
-        return f"<Migration {self.id} ({self.kind}): {seen['phase']}, {seen['units_moved']} of {seen['units']} units moved>"
+        progress = self.progress()
+        moved = f"{progress['units_moved']} of {progress['units']} units moved"
+        return f"<Migration {self.id} ({self.kind}): {progress['phase']}, {moved}>"
 
     def progress(self) -> dict[str, Any]:
-        """How far it is: phase, units (groups and single keys) and keys moved of how many, bytes, and the same per move."""
+        """Phase, units (groups and single keys) and keys moved so far and in total, bytes, and the same per move."""
         with self._changed:
             return migration_report.progress(self.courses, self.outcome or self._phase) | {"id": self.id}
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it has ended, or a standby stands; False if that takes longer. An error that ended it is raised."""
+        """Wait for the end, or for complete copies of a standby; False after the timeout. Raises the error that ended it."""
         with self._changed:
             over = self._changed.wait_for(self._over, timeout_s)
         if self.error is not None:
@@ -65,7 +66,7 @@ class Migration:
         return over
 
     def abort(self, reason: str = "aborted by the user") -> None:
-        """Leave what has not moved yet where it is. What has moved stays moved; wait() tells when it has ended."""
+        """Stop moving. Keys that have moved stay at their target; wait() returns when the migration has ended."""
         with self._changed:
             if self.ended or self.aborting is not None:
                 return
@@ -74,11 +75,11 @@ class Migration:
         self._abort(self, reason)
 
     def report(self) -> dict[str, Any]:
-        """What it came to, so far or in the end.
+        """What the migration has done so far, or in the end.
 
         Keys and bytes moved, rows and bytes sent twice, how long rows of moving keys waited (stall), the time from the
         request until the last key served at its target (reconfiguration_s), phases with the seconds at which they began,
-        groups moved against the least possible, and what became of each move.
+        groups moved and the least possible number, and the outcome of each move.
         """
         with self._changed:
             over_s = self._served_s if self._served_s is not None else time.monotonic() - self._began_s
@@ -97,7 +98,7 @@ class Migration:
                 **migration_report.totals(self.courses),
             }
 
-    # -- what runs it does -------------------------------------------------------------------------------------------
+    # -- for the request queue ---------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
@@ -118,7 +119,7 @@ class Migration:
                 self._changed.notify_all()
 
     def served_at(self, at_s: float) -> None:
-        """Some key has begun to serve at its target; the last one counts, what follows is tidying up."""
+        """A key is served at its target from this time on. The last key counts; what follows is cleaning up."""
         with self._changed:
             self._served_s = max(self._served_s or 0.0, at_s - self._began_s)
 
@@ -126,7 +127,7 @@ class Migration:
         self.served_at(time.monotonic())
 
     def stands(self) -> None:
-        """Some copies of a standby have caught up."""
+        """The copies of a move of a standby are complete."""
         with self._changed:
             if all(course.stood or course.over for course in self.courses) and not self.standing:
                 self._phase = "standing"
@@ -134,7 +135,7 @@ class Migration:
             self._changed.notify_all()
 
     def wait_copy(self, course: MoveProgress, asked: str) -> str | None:
-        """The try under way, once its copies stand and it is another than the one asked before; None when all is over."""
+        """Wait for complete copies of a try other than `asked`, and return its name; None when the move is over."""
         with self._changed:
             while not course.over:
                 if course.stood and course.attempt != asked:
@@ -163,7 +164,7 @@ class Migration:
 
 
 def show(migration: Migration, asked: bool | None) -> None:
-    """Wait, with a bar where a person waits too."""
+    """Wait for the migration, with a progress bar if stderr is a terminal."""
     if not (sys.stderr.isatty() if asked is None else asked):
         migration.wait()
         return
@@ -174,6 +175,6 @@ def show(migration: Migration, asked: bool | None) -> None:
         over = False
         while not over:
             over = migration.wait(SHOWN_EVERY_S)
-            seen = migration.progress()
-            text = f"{migration.kind} {migration.id}: {seen['phase']}"
-            bar.update(task, description=text, completed=seen["units_moved"], total=seen["units"] or None)
+            progress = migration.progress()
+            text = f"{migration.kind} {migration.id}: {progress['phase']}"
+            bar.update(task, description=text, completed=progress["units_moved"], total=progress["units"] or None)

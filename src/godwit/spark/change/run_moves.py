@@ -1,7 +1,7 @@
-"""Carries out moves: asks each origin to begin, follows it to its end, and tries again what came back.
+"""Runs moves: requests each move from its origin, follows it to its end, and retries what was not moved.
 
-What has moved is decided by the two hosts and by nobody else. An origin that has restarted knows nothing of a move: then what
-both hosts own tells what became of it. A host that is away is waited for; no time-out decides anything.
+The two hosts decide what has moved, and nobody else. An origin that has restarted knows nothing of the move: then the ownership
+of both hosts tells the outcome. A host that is down is waited for; no timeout decides anything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from godwit.control import step_order
-from godwit.control import table_from_hosts as recovery
+from godwit.control import step_order, table_from_hosts
 from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move, spans
 from godwit.control.planner import Measured
@@ -29,13 +28,13 @@ from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.transport import typed
 
 TRIES = 3
-ANSWER_WAIT_S = 2.0  # how long an origin may keep a question before it answers that nothing is new
-ASK_GAP_S = 0.02  # an origin has news with every step; so often is enough for a person
-LOST = ("", "the target was lost")  # reasons that a second try may mend
+ANSWER_WAIT_S = 2.0  # how long an origin waits for news before it answers
+ASK_GAP_S = 0.02  # an origin has news with every step, and a person needs no more
+LOST = ("", "the target was lost")  # reasons after which a second try may work
 
 
 class MoveRunner:
-    """`has_code` tells whether hosts have an operator's processor, without which rows cannot be replayed."""
+    """`has_code`: whether hosts have the processor of an operator, without which rows cannot be replayed."""
 
     def __init__(self, parts: FlockParts, has_code: Callable[[str], bool]) -> None:
         self._hosts = parts.hosts
@@ -44,7 +43,7 @@ class MoveRunner:
         self._has_code = has_code
 
     def run(self, migration: Migration, moves: Sequence[Move], order: str, protocol: str) -> None:
-        """All moves, round by round. Moves that come to nothing are told in their courses, errors are raised."""
+        """Run all moves, round by round. The progress of a move records why it failed; errors are raised."""
         courses = {id(move): MoveProgress(move) for move in moves}
         migration.courses.extend(courses.values())
         # A standby does not end, so no move can wait for another one.
@@ -57,7 +56,7 @@ class MoveRunner:
         return lambda: self._run(migration, course, order, self._protocol(protocol, course.move.operator))
 
     def _protocol(self, asked: str, operator: str) -> str:
-        """State of an operator that nobody has defined since the flock was opened can only be shipped."""
+        """The state of an operator that was not defined since the flock was opened can only be shipped, not replayed."""
         if asked == RESTART:
             return "pause"
         return "pause" if PROTOCOLS[asked].deterministic and not self._has_code(operator) else asked
@@ -69,7 +68,7 @@ class MoveRunner:
         try:
             while course.left and migration.aborting is None and tries < TRIES:
                 again = self._try(migration, course, order, protocol)
-                tries = 1 if course.stood else tries + 1  # copies that stood for a while and were lost are made again
+                tries = 1 if course.stood else tries + 1  # complete copies that were lost are made again, however often
                 if not again:
                     break
         finally:
@@ -77,7 +76,7 @@ class MoveRunner:
             course.phase = "stayed" if course.left else "moved"
 
     def _try(self, migration: Migration, course: MoveProgress, order: str, protocol: str) -> bool:
-        """Whether another try may do better."""
+        """Try to move what is left; whether another try may work."""
         move, before = course.move, dict(course.moved)
         left = Units.of(*(unit for unit in move.units if unit not in before))
         course.attempt, course.stood = migration.next_move(), False
@@ -112,19 +111,19 @@ class MoveRunner:
                 ),
             )
         except HostUnavailable:
-            return  # it has begun or it has not: it is asked next, as soon as it is back
+            return  # the origin has begun or not: it is asked next, once it is back
         if migration.aborting is not None:
             self.abort(course, migration.aborting)
 
-    def _follow(self, migration: Migration, course: MoveProgress, kept: bool) -> messages.MigrationReport | None:
-        """Until the origin says that it has ended; None if it knows nothing of it any more."""
+    def _follow(self, migration: Migration, course: MoveProgress, until_asked: bool) -> messages.MigrationReport | None:
+        """Follow the move until the origin reports its end; None if the origin does not know the move any more."""
         while True:
             try:
                 answer = self._hosts.ask(course.move.origin, messages.ReportMigration(course.attempt, ANSWER_WAIT_S))
             except HostUnavailable:
                 if course.left:
                     raise
-                return None  # it was lost, and its copies have taken over
+                return None  # the origin was lost, and its copies have become owners
             if answer.state == "unknown":
                 return None
             migration.heard(course, typed.to_fields(answer))
@@ -133,20 +132,20 @@ class MoveRunner:
                 waits = {"target_waits": self._waits(course.move, answer.began_ms)}
                 migration.heard(course, typed.to_fields(answer) | waits)
                 return answer
-            if kept and _stands(answer):
+            if until_asked and _stands(answer):
                 course.stood = True
                 migration.stands()
             self._hosts.closing.wait(ASK_GAP_S)
 
     def _waits(self, move: Move, since_ms: float) -> list[list[float]]:
-        """How long rows have waited at the target since then. A target that is away takes what it knew with it."""
+        """How long rows have waited at the target since then; nothing is known of a target that is down."""
         try:
             return self._hosts.ask_now(move.target, messages.ReportWaits(move.operator, since_ms)).waits
         except HostUnavailable:
             return []
 
     def _settle(self, course: MoveProgress, left: Units) -> dict[Unit, int]:
-        """What has moved, by the word of both hosts, once they agree."""
+        """The units that have moved, by the ownership of both hosts, once they agree."""
         move = course.move
         while True:
             origin = self._tables.ask(move.origin, move.operator)
@@ -155,10 +154,10 @@ class MoveRunner:
             except HostUnavailable:
                 if origin is None or any(origin.share(unit).stand is not Stand.MINE for unit in left):
                     raise
-                return {}  # it was lost for good, and had got nothing yet
+                return {}  # the target was lost for good, and owned nothing of the move yet
             if origin is None or target is None:
                 return {}
-            moved = recovery.settled(left, origin, target)
+            moved = table_from_hosts.settled(left, origin, target)
             if moved is not None:
                 return moved
             self._hosts.closing.wait(ASK_GAP_S)
@@ -182,17 +181,17 @@ class MoveRunner:
         if course.left:
             self._history.add("stayed", **fields, units=course.left, reason=course.reason)
 
-    # -- asked from outside ------------------------------------------------------------------------------------------
+    # -- called by requests ------------------------------------------------------------------------------------------
 
     def abort(self, course: MoveProgress, reason: str) -> None:
-        """Best effort: an origin that is away drops the move by itself when it starts again."""
+        """Ask the origin to stop the move. An origin that is down drops the move when it starts again."""
         try:
             self._hosts.ask_now(course.move.origin, messages.AbortMigration(course.attempt, reason or "aborted"))
         except GodwitError:
             return
 
     def hand_over(self, standby: Migration, course: MoveProgress) -> None:
-        """Let a copy that stands take over, and wait for it; one that was lost just now is made again first."""
+        """Make the host of a complete copy the owner, and wait for it. A copy that was just lost is made again first."""
         asked = ""
         while (attempt := standby.wait_copy(course, asked)) is not None:
             self._hosts.ask(course.move.origin, messages.HandOverStandby(attempt))
@@ -214,7 +213,7 @@ class MoveRunner:
 
 
 def _code(protocol: str) -> bytes | None:
-    """A protocol of the user's own travels with the request: hosts have only heard of those that come with the package."""
+    """The code of a protocol of the user, which travels with the request; hosts have the code of the built-in ones."""
     if protocol in BUILT_IN:
         return None
     code: bytes = cloudpickle.dumps(PROTOCOLS[protocol])
@@ -222,12 +221,12 @@ def _code(protocol: str) -> bytes | None:
 
 
 def _stands(answer: messages.MigrationReport) -> bool:
-    """Whether all of a kept move's copies follow."""
+    """Whether all copies of a standby are complete."""
     return [name for name, _ in answer.phases].count("copied") >= answer.steps
 
 
 def run_side_by_side(jobs: Sequence[Callable[[], None]]) -> None:
-    """All jobs side by side, until all have ended; the first error is raised then. Threads do not outlive the driver."""
+    """Run all jobs at the same time until all have ended, then raise the first error. The threads end with the driver."""
     errors: list[BaseException] = []
 
     def run(job: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
-"""Whether a checkpoint may be opened: not while the flock that has it lives, unless it is to be ended.
+"""Whether a checkpoint may be opened: not while another flock has it open, unless `take_over` ends that flock.
 
-A flock that was killed leaves no word, so its owner file looks like that of one that lives: it is asked. Fencing does not rest
-on the answer: whoever is wrongly taken for dead is stopped at its next write, as by `take_over`.
+The owner file of a killed flock looks like that of a running one, so the flock is asked. Safety does not depend on the answer:
+a running flock that did not answer is fenced at its next write, as by `take_over`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from godwit.spark.checkpoint.history import now_text
 
 _OPENED_ANYWAY: Final = {
     "unreachable": "its machine could not be reached",
-    "elsewhere": "it is on another machine and listens to that one only, so it could not be asked",
+    "elsewhere": "it is on another machine and listens only there, so it could not be asked",
 }
 
 
 def owner_of_this_process(application: str, presence: str) -> dict[str, Any]:
-    """What the owner file says of this process."""
+    """The fields of the owner file that describe this process."""
     who: dict[str, Any] = {"machine": socket.gethostname(), "pid": os.getpid(), "since": now_text()}
     return who | {"application": application, "presence": presence}
 
 
 def check_not_in_use(checkpoint: Path, take_over: bool) -> str:
-    """What is to be remembered of the flock that had the checkpoint before; empty if it had ended."""
+    """A line for the history about the flock that had the checkpoint; empty if it was closed. Refuses a checkpoint in use."""
     owner = read_owner(checkpoint)
     if owner is None or owner.closed:
         return ""
@@ -42,9 +42,9 @@ def check_not_in_use(checkpoint: Path, take_over: bool) -> str:
 
 
 def _in_use(checkpoint: Path, owner: Owner, silent: bool) -> CheckpointInUse:
-    hangs = ", and does not answer: it is stopped or hangs" if silent else ""
+    hangs = ", which does not answer: its process is stopped or hangs" if silent else ""
     return CheckpointInUse(
         f"the checkpoint {checkpoint} is in use by {owner}{hangs}",
-        todo="Close that flock, or give take_over=True, which ends it; to look only, use godwit.read_state",
+        todo="Close that flock, or pass take_over=True, which ends it; to read state only, use godwit.read_state",
         checkpoint=str(checkpoint),
     )

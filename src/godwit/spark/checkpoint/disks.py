@@ -1,7 +1,7 @@
-"""On which disk each host writes its log: a name in the checkpoint that leads there.
+"""The disk on which each host writes its log: a link in the checkpoint leads to it.
 
-Everybody finds a host's log as `hosts/<name>` in the checkpoint; where there are disks of their own, that is a link. A disk
-that is gone is noticed when its host is to be started: then the name leads to another, on which there is nothing yet.
+The log of a host is always reached as `hosts/<name>` in the checkpoint; with `disks=` that is a symbolic link. When a host is
+started and its disk is gone, the link is set to a directory on another disk, which is empty at first.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from godwit.state.damage import unusable
 
 
 def checked_disks(disks: Any) -> tuple[Path, ...]:
-    """Directories, each on a disk of its own for all that is known here; none: the checkpoint itself."""
+    """The directories of `disks=`; none if the logs are in the checkpoint itself."""
     if disks is None:
         return ()
     if isinstance(disks, (str, bytes)) or not isinstance(disks, Sequence) or not disks:
-        raise DefinitionError(f"disks={disks!r} is not allowed", todo="Give a list of directories, one on each disk")
+        raise DefinitionError(
+            f"disks={disks!r} is not a list of directories", todo="Give a list of directories, one on each disk"
+        )
     paths = [Path(disk) if isinstance(disk, (str, os.PathLike)) else None for disk in disks]
     for given, path in zip(disks, paths, strict=True):
         if path is None or not path.is_absolute():
             raise DefinitionError(
-                f"{given!r} in disks is not an absolute path", todo="Give directories that all executors see"
+                f"{given!r} in disks= is not an absolute path", todo="Give absolute paths that all executors see"
             )
-    found = tuple(path for path in paths if path is not None)
-    if len(set(found)) < len(found):
-        raise DefinitionError("a directory is named twice in disks", todo="Name each disk once")
-    return found
+    directories = tuple(path for path in paths if path is not None)
+    if len(set(directories)) < len(directories):
+        raise DefinitionError("a directory is in disks= twice", todo="Name each disk once")
+    return directories
 
 
 def _is_there(directory: Path) -> bool:
-    """A disk that answers with errors is as good as gone."""
+    """A disk that answers with errors counts as gone."""
     try:
         return directory.exists()
     except OSError:
@@ -52,7 +54,7 @@ class Disks:
         self._disks = tuple(disks)
 
     def place(self, host: str) -> None:
-        """Before the host is started: its name leads to a directory, of which nothing is said but that it can be written."""
+        """Called before the host is started: its link leads to a directory that can be written, perhaps an empty one."""
         if not self._disks:
             return
         name = host_directory(self._checkpoint, host)
@@ -70,12 +72,12 @@ class Disks:
             raise unusable("create", name, error) from error
 
     def of(self, host: str, machine: str) -> Place:
-        """Where it would be lost with others."""
+        """The machine and disk of a host."""
         name = host_directory(self._checkpoint, host)
         return Place(machine, str(name.resolve().parent if name.is_symlink() else name.parent))
 
     def _emptiest(self, host: str) -> Path:
-        """On the disk with the fewest hosts, of those that can be written."""
+        """A directory on the writable disk with the fewest hosts."""
         hosts = Path(self._checkpoint) / "hosts"
         counts = Counter(str(path.readlink().parent) for path in hosts.iterdir() if path.is_symlink())
         flaws = []
@@ -87,5 +89,5 @@ class Disks:
             except OSError as error:
                 flaws.append(f"{disk}: {error.strerror}")
         raise CheckpointUnusable(
-            f"none of the disks can be written ({'; '.join(flaws)})", todo="Bring one of them back", host=host
+            f"none of the disks can be written ({'; '.join(flaws)})", todo="Repair or mount one of them", host=host
         )

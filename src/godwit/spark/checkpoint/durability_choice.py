@@ -1,4 +1,4 @@
-"""How durable a flock's work is: as asked for, or as fits where its hosts run and what its checkpoint lies on."""
+"""The durability of a flock: as given, or as required by where its hosts run and where its checkpoint is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """`durability`: what hosts are started with; each syncs all the same if its own mount is a network file system."""
+    """`durability`: the setting of all hosts. A host on a network file system syncs in any case."""
 
     mount: Mount
     durability: Durability
@@ -30,27 +30,27 @@ class Storage:
         return {"file_system": self.mount.file_system, "network": self.mount.network, "durability": used}
 
 
-def choose_storage(asked: Durability | None, bind: str, checkpoint: Path, disks: Sequence[Path]) -> Storage:
-    """Unless asked for: "process" is enough only where neither a machine nor a cache can be lost without the driver."""
+def choose_storage(given: Durability | None, bind: str, checkpoint: Path, disks: Sequence[Path]) -> Storage:
+    """The default is "process" only if no machine and no cache can be lost without the driver."""
     for disk in disks:
-        with suppress(CheckpointUnusable):  # a disk that is away, or full, is dealt with when a host is placed
+        with suppress(CheckpointUnusable):  # a disk that is gone or full is handled when a host is placed
             if disk.is_dir():
                 probe(disk)
     mounts = [mount_of(place) for place in (checkpoint, *disks)]
     mount = next((mount for mount in mounts if mount.network), mounts[0])
     local = is_loopback(bind)
-    if asked is None:
+    if given is None:
         return Storage(mount, "process" if local and not mount.network else "disk")
-    if asked == "process" and not local:
+    if given == "process" and not local:
         _logger.warning(
-            "durability='process' with hosts on other machines (bind=%s): what a batch did is lost with a machine"
-            " though Spark has committed it; leave durability out, or give 'disk'",
+            "durability='process' with hosts on other machines (bind=%s): if a machine fails, changes of a batch that Spark"
+            " has committed may be lost; leave durability out, or give 'disk'",
             bind,
         )
-    if asked == "process" and mount.network:
+    if given == "process" and mount.network:
         _logger.warning(
-            "durability='process' on %s, a network file system: hosts sync as with 'disk', because nobody else sees"
-            " what is not synced there",
+            "durability='process' on %s, a network file system: hosts sync as with 'disk', because other machines"
+            " do not see data that is not synced",
             mount.file_system,
         )
-    return Storage(mount, asked)
+    return Storage(mount, given)

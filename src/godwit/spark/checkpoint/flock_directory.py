@@ -1,8 +1,8 @@
-"""The checkpoint directory of a flock: what it is, which hosts it has, which operators live in it.
+"""The checkpoint directory of a flock: its name, its hosts and its operators.
 
-Refuses a directory that is not a flock's, is of a newer version, cannot be written, or was made with other groups. Only paths
-that every executor sees as files are supported; anything else is refused by its scheme. `flock.json` says how the flock began
-and never changes, because hosts start from it what they have no record of; `roster.json` says which hosts there are now.
+Refuses a directory that is not a flock's, is of a newer version, cannot be written, or was made with another number of groups,
+and paths that executors do not see as files. `flock.json` has the first routing table and never changes, because a host without
+a record of an operator starts from it; `roster.json` has the hosts of now.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ FORMAT = 1
 ROSTER = "roster.json"
 _OWN_LEFTOVER = re.compile(
     r"\.probe-[0-9a-f]+|(flock|owner)\.json\..*tmp|owner\..*tmp"
-)  # of an opening that was killed
+)  # left by an opening that was killed
 
 
 def new_name() -> str:
-    """Of a flock, as Spark's job groups know it."""
+    """A name for a flock, which Spark's job groups contain."""
     return uuid.uuid4().hex[:8]
 
 
@@ -53,7 +53,7 @@ def checked_path(checkpoint: Any) -> Path:
     parsed = urlparse(text)
     if parsed.scheme not in ("", "file"):
         raise CheckpointUnusable(
-            f"checkpoint {text!r} is not a path of a file system that hosts can append to",
+            f"checkpoint {text!r} is not on a file system whose files hosts can append to",
             todo="Give a directory that the driver and all executors see under the same path (local disk, NFS, ...)",
         )
     return Path(parsed.path if parsed.scheme else text).absolute()
@@ -61,7 +61,7 @@ def checked_path(checkpoint: Any) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FlockDirectory:
-    """A flock's directory, opened."""
+    """An open checkpoint directory. `routing`: the first routing table of every operator."""
 
     path: Path
     flock: str
@@ -72,65 +72,68 @@ class FlockDirectory:
         path = checked_path(checkpoint)
         _check_writable(path)
         probe(path)
-        found = _read_json(path / "flock.json")
-        if found is None:
+        content = _read_json(path / "flock.json")
+        if content is None:
             _check_empty(path)
             directory = cls(path, new_name(), Routing.spread([f"host-{i}" for i in range(hosts)], groups))
             content = {"format": FORMAT, "flock": directory.flock, "routing": directory.routing.to_dict()}
             replace_json(path / "flock.json", content)
             return directory
-        directory = _described(path, found)
+        directory = _described(path, content)
         directory._check_same("groups", len(directory.routing.owners), groups)
         return directory
 
     @classmethod
     def existing(cls, checkpoint: str | os.PathLike[str]) -> FlockDirectory:
-        """For readers: one that is there, as it is. Nothing is written."""
+        """An existing directory, for readers: nothing is written."""
         path = checked_path(checkpoint)
         described = _read_json(path / "flock.json")
         if described is None:
-            raise CheckpointMismatch(f"{path} holds no flock", todo="Give the checkpoint= that a Flock was opened with")
+            raise CheckpointMismatch(
+                f"{path} is not the checkpoint of a flock",
+                todo="Give the directory that a Flock was opened with as checkpoint=",
+            )
         return _described(path, described)
 
-    def _check_same(self, what: str, held: int, asked: int) -> None:
-        if held != asked:
+    def _check_same(self, what: str, recorded: int, given: int) -> None:
+        if recorded != given:
             raise CheckpointMismatch(
-                f"the flock in {self.path} has {held} {what}, {asked} were asked for",
-                todo=f"Open it with {what}={held}",
+                f"the flock in {self.path} has {recorded} {what}, and {given} were given",
+                todo=f"Open it with {what}={recorded}",
             )
 
     # -- hosts -------------------------------------------------------------------------------------------------------
 
     def roster(self) -> tuple[str, ...]:
-        """The hosts there are now, or that are just joining or leaving."""
+        """The hosts of now, and those that are joining or leaving."""
         return read_roster(self.path) or self.routing.hosts
 
     def write_roster(self, hosts: Sequence[str]) -> None:
-        """Remember the hosts; a number that was given once is never given again, because a host's log is history."""
+        """Write the roster. The number of a host is never used again, because its log stays."""
         used = max(_number(host) for host in (*self.roster(), *self.routing.hosts, *hosts))
         number = max((_read_json(self.path / ROSTER) or {}).get("next", 0), used + 1)
         replace_json(self.path / ROSTER, {"hosts": list(hosts), "next": number})
 
     def next_hosts(self, count: int) -> list[str]:
-        """Names for so many new hosts."""
-        found = _read_json(self.path / ROSTER) or {}
-        first = found.get("next", 1 + max(_number(host) for host in self.routing.hosts))
+        """Names for `count` new hosts."""
+        content = _read_json(self.path / ROSTER) or {}
+        first = content.get("next", 1 + max(_number(host) for host in self.routing.hosts))
         return [f"host-{first + at}" for at in range(count)]
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def operators(self) -> list[str]:
-        """All that this directory knows, in the order of their names."""
+        """The names of all recorded operators, sorted."""
         return sorted(path.stem for path in (self.path / "operators").glob("*.json"))
 
     def operator(self, name: str) -> tuple[OperatorSpec, Binding | None] | None:
-        """What this directory knows of an operator from earlier."""
-        found = _read_json(self._operator_path(name))
-        if found is None:
+        """The record of an operator; None if there is none."""
+        content = _read_json(self._operator_path(name))
+        if content is None:
             return None
         try:
-            binding = found.get("binding")
-            return OperatorSpec.from_dict(found["spec"]), Binding(**binding) if binding else None
+            binding = content.get("binding")
+            return OperatorSpec.from_dict(content["spec"]), Binding(**binding) if binding else None
         except GARBLED as error:
             raise _damaged(self._operator_path(name), error) from error
 
@@ -150,13 +153,13 @@ class FlockDirectory:
 
 
 def read_roster(checkpoint: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The hosts of a checkpoint, for whoever asks from outside the driver too; nothing if it has none of its own yet."""
+    """The hosts of a checkpoint, also for readers outside of the driver; empty before the roster is first written."""
     path = Path(checkpoint) / ROSTER
-    found = _read_json(path)
-    if found is None:
+    content = _read_json(path)
+    if content is None:
         return ()
     try:
-        return tuple(found["hosts"])
+        return tuple(content["hosts"])
     except GARBLED as error:
         raise _damaged(path, error) from error
 
@@ -165,14 +168,14 @@ def _number(host: str) -> int:
     return int(host.rpartition("-")[2])
 
 
-def _described(path: Path, found: dict[str, Any]) -> FlockDirectory:
+def _described(path: Path, content: dict[str, Any]) -> FlockDirectory:
     try:
-        if found["format"] > FORMAT:
+        if content["format"] > FORMAT:
             raise CheckpointVersion(
-                f"{path} was written in format {found['format']}, this version reads up to {FORMAT}",
-                todo="Use the godwit version that wrote it, or a newer one",
+                f"{path} was written in format {content['format']}, and this version reads up to {FORMAT}",
+                todo="Use the version of Godwit that wrote it, or a newer one",
             )
-        return FlockDirectory(path, found["flock"], Routing.from_dict(found["routing"]))
+        return FlockDirectory(path, content["flock"], Routing.from_dict(content["routing"]))
     except GARBLED as error:
         raise _damaged(path / "flock.json", error) from error
 
@@ -197,8 +200,8 @@ def _check_empty(path: Path) -> None:
     foreign = sorted(entry.name for entry in path.iterdir() if not _OWN_LEFTOVER.fullmatch(entry.name))
     if foreign:
         raise CheckpointMismatch(
-            f"{path} is not empty and holds no flock (found {', '.join(foreign[:3])})",
-            todo="Give a new or empty directory; Spark's own checkpointLocation must be another one",
+            f"{path} is not empty, and not the checkpoint of a flock (it has {', '.join(foreign[:3])})",
+            todo="Give a new or empty directory, and not the checkpointLocation of Spark",
         )
 
 
@@ -212,12 +215,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except GARBLED as error:
         raise _damaged(path, error) from error
     if not isinstance(content, dict):
-        raise _damaged(path, ValueError(f"{content!r:.80} is no description"))
+        raise _damaged(path, ValueError(f"{content!r:.80} is not a JSON object"))
     return content
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """One that must be there."""
+    """A document that must exist."""
     content = _read_json(path)
     if content is None:
         raise _damaged(path, ValueError("the file is missing"))
@@ -226,7 +229,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, error: Exception) -> CheckpointCorrupt:
     flaw = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return CheckpointCorrupt(f"{path} cannot be read: {flaw}", todo="Restore the checkpoint from a copy")
+    return CheckpointCorrupt(f"{path} cannot be read: {flaw}", todo="Restore the checkpoint from a copy of it")
 
 
 def replace_json(path: Path, content: dict[str, Any]) -> None:

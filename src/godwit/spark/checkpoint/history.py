@@ -1,7 +1,7 @@
-"""What happened to a flock, in the order in which it happened: a file of lines, appended and made durable one by one.
+"""The events of a flock, in order: a file of JSON lines, each durable when its `add` returns.
 
-A line says what was asked for before anything is done, and what came of it after; so a request without an outcome is one
-that an application's end cut short. People read it too: times are in UTC, groups are spans.
+A request is recorded before anything is done, and its outcome after; so a request without an outcome was interrupted by the end
+of an application. People read the file too: times are in UTC, groups are written as spans.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class History:
         self._lock = threading.Lock()
 
     def add(self, event: str, **fields: Any) -> None:
-        """One line, durable when this returns."""
+        """Append an event; it is durable when this returns."""
         line = json.dumps({"at": now_text(), "event": event, **fields}, default=str) + "\n"
         with self._lock:
             try:
@@ -40,7 +40,7 @@ class History:
 
     def _append(self, line: bytes) -> None:
         with self._path.open("ab+") as file:
-            # A line that a crash has torn stays apart from the next one.
+            # A line that a crash has torn must not join the next line.
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
                 line = b"\n" + line
             file.write(line)
@@ -48,7 +48,7 @@ class History:
             os.fsync(file.fileno())
 
     def lines(self, operator: str | None = None) -> list[dict[str, Any]]:
-        """All lines, oldest first, or those that concern an operator. Half a line of a crash is left out."""
+        """All events, oldest first, or those that concern an operator. A line that a crash has torn is left out."""
         with self._lock:
             try:
                 text = self._path.read_text(errors="replace")
@@ -56,17 +56,17 @@ class History:
                 return []
             except OSError as error:
                 raise unusable("read", self._path, error) from error
-        found = [line for line in map(_parsed, text.splitlines()) if line is not None]
-        return found if operator is None else [line for line in found if _concerns(line, operator)]
+        lines = [line for line in map(_parsed, text.splitlines()) if line is not None]
+        return lines if operator is None else [line for line in lines if _concerns(line, operator)]
 
     def unfinished(self) -> dict[str, list[dict[str, Any]]]:
-        """The lines of every request that has no outcome."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        """The events of every request without an outcome, by request."""
+        requests: dict[str, list[dict[str, Any]]] = {}
         for line in self.lines():
             request = line.get("migration")
             if request is not None:
-                found.setdefault(request, []).append(line)
-        return {name: lines for name, lines in found.items() if not any(line["event"] in ENDS for line in lines)}
+                requests.setdefault(request, []).append(line)
+        return {name: lines for name, lines in requests.items() if not any(line["event"] in ENDS for line in lines)}
 
     def next_number(self) -> int:
         return 1 + len([line for line in self.lines() if line["event"] == "requested"])
@@ -81,7 +81,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 
 def _concerns(line: dict[str, Any], operator: str) -> bool:
-    """A line that names no operator concerns all of them."""
+    """An event without an operator concerns all of them."""
     named: set[str] = set(_named(line))
     return not named or operator in named
 

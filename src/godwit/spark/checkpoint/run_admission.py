@@ -1,7 +1,7 @@
-"""Decides whether a run may work: the newest of its query, of a kind that can be exact, with checkpoints that fit.
+"""Decides whether a run of a query is admitted: it is the active run, of a supported kind, and both checkpoints fit.
 
-Asked by a host when it meets a run for the first time. Spark itself is the authority: at most one run of a query is active
-in an application, so a run that is not active is a zombie. What Spark has planned and committed is read from its own logs.
+A host asks when it meets a run for the first time. Spark is the authority: an application has at most one active run of a
+query, so every other run is stale. The batches that Spark has planned and committed are read from Spark's own logs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from godwit.spark.checkpoint.source_offsets import initial_offsets, offsets_of, 
 
 _REFUSED = {
     "AsyncProgressTrackingMicroBatchExecution": (
-        "asynchronous progress tracking may replay batches that are cut elsewhere, so rows cannot be told apart",
+        "asynchronous progress tracking may divide a replayed batch in another way, so replayed rows are not recognised",
         "Set asyncProgressTrackingEnabled to false",
     ),
     "ContinuousExecution": (
@@ -41,8 +41,8 @@ class RunAdmission:
         self._spark = spark
         self._accept_gaps = accept_gaps
         self.bindings: dict[str, Binding] = {}
-        self.sources: dict[str, frozenset[int]] = {}  # by operator: the columns of the streams under it
-        self.merges: dict[str, bool] = {}  # whether the operator's rows are gathered in blocks
+        self.sources: dict[str, frozenset[int]] = {}  # by operator: the columns of its sources
+        self.merges: dict[str, bool] = {}  # by operator: whether its processor declares a merge
 
     def admit(self, request: Admit) -> None:
         operator, query, run, batch = request.operator, request.query, request.run, request.batch
@@ -65,13 +65,13 @@ class RunAdmission:
             raise UnsupportedQuery(refused[0], todo=refused[1], operator=operator)
         if self.merges.get(operator) and execution.trigger().getClass().getSimpleName() == _REAL_TIME:
             raise UnsupportedQuery(
-                "the processor declares a merge, for which rows are gathered, and the real-time trigger lets none wait",
+                "the processor declares a merge, which collects rows, and the real-time trigger does not let rows wait",
                 todo="Use a processingTime or availableNow trigger, or declare no merge",
                 operator=operator,
             )
 
     def _check_gap(self, execution: Any, request: Admit) -> None:
-        """Between the last batch known here and this one, Spark must have had nothing for this operator."""
+        """Refuse a run if Spark had rows for this operator between the last batch of this state and the batch of the run."""
         first, batch = request.last_batch + 1, request.batch
         sources = sources_under(execution, self.sources.get(request.operator, frozenset()))
         before = offsets_of(execution, first - 1, sources) if first else initial_offsets(sources)
@@ -83,7 +83,7 @@ class RunAdmission:
 
 
 def _advanced(offset: str | None, before: str | None) -> bool:
-    """A source that Spark has asked for nothing yet has no offset."""
+    """Whether a source has new rows. A source that Spark has not asked yet has no offset."""
     return offset is not None and offset != before
 
 

@@ -1,7 +1,7 @@
-"""The streams that a query reads: which of them stand under an operator, and how far each has been read by a batch.
+"""The sources of an operator within a query, and the offset up to which a batch has read each of them.
 
-A stream is recognised by the ids of its columns, which are the same in the DataFrame that defined an operator and in the plan
-that Spark runs. Offsets are read from Spark's offset log one by one, whatever text they are, and only compared.
+A source is recognised by the ids of its columns, which are the same in the DataFrame of the operator and in the plan that Spark
+runs. Offsets are texts from Spark's offset log, and are only compared.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-Offsets = list[str | None]  # one for each source; None where Spark has asked the source for nothing yet
-_PYTHON = "Python"  # how Spark names the class of a stream whose reader is a Python process
+Offsets = list[str | None]  # one per source; None if Spark has not asked the source yet
+_PYTHON = "Python"  # the beginning of the class name of a stream whose reader is a Python process
 
 
 def stream_columns(frame: DataFrame, without: str | None = None) -> frozenset[int]:
-    """The ids of all columns that streams bring into the frame; `without` is a format whose streams do not count."""
+    """The ids of all columns that come from streaming sources; `without`: a format of sources that do not count."""
     jframe: Any = frame._jdf
     leaves = [
         leaf for leaf in _leaves(jframe.queryExecution().analyzed()) if without is None or _format(leaf) != without
@@ -25,9 +25,9 @@ def stream_columns(frame: DataFrame, without: str | None = None) -> frozenset[in
 
 
 def sources_under(execution: Any, columns: frozenset[int]) -> list[Any]:
-    """The sources of a running query that bring these columns.
+    """The sources of a running query from which these columns come.
 
-    A plan that Spark rewrote beyond recognition makes all sources count: a gap is better asked about than passed over.
+    If Spark has rewritten the plan so that none is recognised, all sources count: a gap must not be missed.
     """
     leaves = list(_leaves(execution.logicalPlan()))
     under = [leaf for leaf in leaves if not columns.isdisjoint(_columns(leaf))]
@@ -35,20 +35,20 @@ def sources_under(execution: Any, columns: frozenset[int]) -> list[Any]:
 
 
 def offsets_of(execution: Any, batch: int, sources: list[Any]) -> Offsets | None:
-    """Up to where a batch reads each source; None if Spark's offset log does not go back to that batch."""
+    """The end offset of a batch in each source; None if Spark's offset log does not go back to that batch."""
     logged = execution.offsetLog().get(batch)
     if not logged.isDefined():
         return None
     by_source = logged.get().toStreamProgress(execution.sources(), execution.sourceIdMap())
-    found = [by_source.get(source) for source in sources]
-    return [offset.get().json() if offset.isDefined() else None for offset in found]
+    offsets = [by_source.get(source) for source in sources]
+    return [offset.get().json() if offset.isDefined() else None for offset in offsets]
 
 
 def initial_offsets(sources: list[Any]) -> Offsets:
-    """Where each source begins. A batch that reads up to there has no rows, such as the first on an empty Kafka topic.
+    """The first offset of each source. A batch that ends there has no rows, such as the first on an empty Kafka topic.
 
-    Not known of a source of the older kind, which begins without an offset, nor of one in Python: its process answers the
-    thread of the query only.
+    None for a source of the older API, which begins without an offset, and for one in Python, whose process answers only the
+    thread of the query.
     """
     return [source.initialOffset().json() if _tells_start(source) else None for source in sources]
 
@@ -56,14 +56,14 @@ def initial_offsets(sources: list[Any]) -> Offsets:
 def _tells_start(source: Any) -> bool:
     reader = (
         source.delegate() if _has(source, "delegate") else source
-    )  # availableNow wraps sources that do not know of it
+    )  # availableNow wraps sources without support for it
     return _has(reader, "planInputPartitions") and not reader.getClass().getSimpleName().startswith(_PYTHON)
 
 
 def _leaves(plan: Any) -> Iterator[Any]:
     leaves = plan.collectLeaves()
-    found = (leaves.apply(i) for i in range(leaves.size()))
-    return (leaf for leaf in found if leaf.isStreaming())
+    all_leaves = (leaves.apply(i) for i in range(leaves.size()))
+    return (leaf for leaf in all_leaves if leaf.isStreaming())
 
 
 def _columns(leaf: Any) -> set[int]:

@@ -1,4 +1,4 @@
-"""What a flock is doing, gathered from its hosts and its jobs."""
+"""The status of a flock, gathered from its hosts and their Spark jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from godwit.transport import line, typed
 def flock_status(
     directory: FlockDirectory, tables: OwnerTables, controller: Controller, jobs: Sequence[HostJob], token: str
 ) -> dict[str, Any]:
-    """Hosts by name, with the groups they own of all operators; and operators by name with their instances."""
+    """The hosts by name, with the number of groups they own; and the operators by name, with their instances."""
     hosts: dict[str, Any] = {}
     operators: dict[str, Any] = {}
     for job in jobs:

@@ -1,7 +1,7 @@
-"""Which hosts there are: joining before they are given anything, leaving when they have nothing left.
+"""Hosts that join and leave: a host joins before it gets keys, and leaves when it has none.
 
-A host that joins is started, takes over batch and watermark from an older one, and only then is in the tables and on the roster
-that hosts and routers go by. A host that leaves owns nothing and owes nobody an answer when it is stopped.
+A host that joins is started, takes over batch and watermark from an older host, and then gets into the tables and the roster
+that hosts and routers read. A host that leaves owns nothing and has no unconfirmed hand-over when it is stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ASK_GAP_S = 0.02
 
 
 class Membership:
-    """`check_slots` refuses more hosts than Spark has room for; `stop_queries` stops those that use the flock."""
+    """`check_slots` refuses more hosts than Spark has slots for; `stop_queries` stops the queries that use the flock."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Membership:
         self._hosts = hosts
         self._tables = tables
         self._history = history
-        self.changing = threading.RLock()  # an operator is not defined while a host joins or leaves
+        self.changing = threading.RLock()  # no operator is defined while a host joins or leaves
         self.check_slots = check_slots
         self._stop_queries = stop_queries
 
@@ -55,9 +55,9 @@ class Membership:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Start the hosts of the roster, and make the tables anew from what they say."""
+        """Start the hosts of the roster, and rebuild the tables from their answers."""
         lost = [host for host in self.hosts() if read_will(self._host_directory(host)) is not None]
-        if lost:  # an application ended right after it had dealt out what they had
+        if lost:  # the last application ended right after a takeover of their keys
             self._directory.write_roster([host for host in self.hosts() if host not in lost])
         self._hosts.start(self.hosts())
         for host in lost:
@@ -71,7 +71,7 @@ class Membership:
         return host_directory(str(self._directory.path), host)
 
     def _wait_inherited(self, lost: str) -> None:
-        """Until the heirs that were down have found the will, and own what it gives them."""
+        """Wait until heirs that were down have read the will of the lost host, and own what it gives them."""
         will = read_will(self._host_directory(lost))
         for heir, share in {} if will is None else will[1].items():
             for operator in share if heir in self.hosts() else ():
@@ -83,9 +83,9 @@ class Membership:
     # -- joining and leaving -----------------------------------------------------------------------------------------
 
     def lost(self, name: str) -> None:
-        """What it owned has other owners; it is not started again. Routers go on as soon as no table has it.
+        """Remove a lost host whose keys have other owners. Routers go on as soon as no table names it.
 
-        Whoever is about to let a host join may be waiting for this one, so it is gone before its place on the roster is.
+        The host is forgotten before the roster changes: a thread that holds `changing` for a join may wait for this host.
         """
         self._tables.parted([name])
         self._hosts.remove(name)
@@ -109,7 +109,7 @@ class Membership:
         self._history.add("joined", hosts=list(names))
 
     def leave(self, names: Sequence[str]) -> bool:
-        """False if they still own something; else they are gone."""
+        """Stop these hosts; False, and nothing happens, if they still own something."""
         with self.changing:
             if any(self._tables.owned(name) for name in names):
                 return False
@@ -124,7 +124,7 @@ class Membership:
         return True
 
     def _end_backups(self, names: Sequence[str]) -> None:
-        """There is nothing to bring back any more; whoever kept it lets go of it."""
+        """End the backups of these hosts, and let their peers delete them."""
         for name in names:
             Records(str(self._directory.path), name).end()
         for host in self.hosts():
@@ -132,7 +132,7 @@ class Membership:
                 self._hosts.ask_now(host, TidyBackups())
 
     def _wait_settled(self, host: str) -> None:
-        """Until all that it gave away is confirmed: until then its log is where the answer is to whose it is."""
+        """Wait until all hand-overs of the host are confirmed: until then only its log tells who owns the units."""
         for operator in self._tables.names():
             own = self._tables.ask(host, operator)
             while own is not None and (own.outgoing or own.incoming):
@@ -142,31 +142,31 @@ class Membership:
                 raise InvariantBroken(f"{host} still owns {len(own.mine())} units that the table gives to others")
 
     def _even_marks(self, names: Sequence[str]) -> None:
-        """Hosts that have never seen an operator's batches take over from the one that has seen most of them."""
+        """Hosts without batches of an operator take over batch and watermark from the host with the newest batch."""
         marks = {name: self._hosts.ask(name, GetMarks()).marks for name in names}
         newest: dict[str, Any] = {}
-        for told in marks.values():
-            for operator, mark in told.items():
+        for known in marks.values():
+            for operator, mark in known.items():
                 if operator not in newest or mark["batch"] > newest[operator]["batch"]:
                     newest[operator] = mark
-        for name, told in marks.items():
-            self._introduce(name, [operator for operator in newest if operator not in told])
+        for name, known in marks.items():
+            self._introduce(name, [operator for operator in newest if operator not in known])
             lacking = {
-                op: mark for op, mark in newest.items() if op not in told or told[op]["batch"] < 0 <= mark["batch"]
+                op: mark for op, mark in newest.items() if op not in known or known[op]["batch"] < 0 <= mark["batch"]
             }
             if lacking:
                 self._hosts.ask(name, AdoptMarks(lacking))
 
     def _introduce(self, name: str, operators: Sequence[str]) -> None:
-        """Let a new host hold state of operators that nobody has defined since the flock was opened."""
+        """Let a new host have state of operators that were not defined since the flock was opened."""
         for operator in operators:
-            kept = self._directory.operator(operator)
-            if kept is not None:
-                definition = OperatorDefinition.of(undefined_operator(kept[0]), self._tables.table(operator))
+            recorded = self._directory.operator(operator)
+            if recorded is not None:
+                definition = OperatorDefinition.of(undefined_operator(recorded[0]), self._tables.table(operator))
                 self._hosts.ask(name, Define(definition))
 
     def tell_roster(self) -> None:
-        """A host that is away reads it from the tables when it starts again; one that has been lost since need not know."""
+        """Send the roster to all hosts. A host that is down reads it when it starts; a lost host does not need it."""
         names = tuple(self.hosts())
         for name in names:
             with suppress(HostUnavailable):

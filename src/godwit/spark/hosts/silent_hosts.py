@@ -1,7 +1,7 @@
-"""Notices hosts that have fallen silent, and ends their Spark jobs: from there on they are lost as any other host is.
+"""Ends the Spark jobs of hosts whose heartbeats have stopped, so that they count as lost.
 
-Spark tells when a task has ended, but not that a process is stopped, or hangs, or that its machine is gone. This makes such
-a task end; what is done then is decided where every lost host is dealt with.
+Spark reports the end of a task, but not that a process is stopped or hangs, or that its machine is gone. What happens after a
+loss is decided in `lost_hosts`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from godwit.spark.hosts.flock_hosts import Hosts
 
 
 class SilentHostMonitor:
-    """One thread for all hosts. Without a receiver nobody listens, and hosts are told to send nothing."""
+    """One thread for all hosts. Without a receiver there are no heartbeats: `address` is empty, and hosts send none."""
 
     def __init__(self, receiver: HeartbeatReceiver | None, silent_s: float, hosts: Hosts, history: History) -> None:
         self._hosts = hosts
@@ -28,7 +28,7 @@ class SilentHostMonitor:
         self._lock = threading.Lock()
         self._heartbeats = Heartbeats(silent_s)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="godwit-noticing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="godwit-heartbeats", daemon=True)
 
     def start(self) -> None:
         if self._receiver is not None:
@@ -43,12 +43,12 @@ class SilentHostMonitor:
             self._receiver = None
 
     def forget(self, host: str) -> None:
-        """It ends, and that is known: its silence says nothing."""
+        """Ignore the silence of a host that ends in a known way."""
         with self._lock:
             self._heartbeats.forget(host)
 
     def _run(self) -> None:
-        """What has come is heard before it is asked who is silent: it may have lain there while this thread was held up."""
+        """Heartbeats are read before silence is judged: they may have waited while this thread was delayed."""
         assert self._receiver is not None
         look_s = time.monotonic()
         while not self._stop.is_set():
@@ -57,15 +57,15 @@ class SilentHostMonitor:
             if now_s >= look_s:
                 look_s = now_s + TICK_S
                 with self._lock:
-                    found = self._heartbeats.silent(now_s)
-                for silent in found:
+                    silent_hosts = self._heartbeats.silent(now_s)
+                for silent in silent_hosts:
                     self._end(silent)
 
     def _take(self, beats: list[Heartbeat]) -> None:
         for beat in beats:
             with self._lock:
                 back_s = self._heartbeats.beat(beat.host, beat.generation, time.monotonic())
-            if back_s is not None:  # for people: it was ended for nothing, or somebody has let it go on
+            if back_s is not None:  # for people: its job was ended without need, or a stopped process was continued
                 self._tell("alive", Silent(beat.host, beat.generation, back_s))
 
     def _end(self, silent: Silent) -> None:
@@ -74,5 +74,5 @@ class SilentHostMonitor:
             self._hosts.end(silent.host, silent.generation, f"no heartbeat for {silent.for_s:.1f} s")
 
     def _tell(self, event: str, silent: Silent) -> None:
-        with suppress(GodwitError):  # a full disk does not keep a lost host from being noticed
+        with suppress(GodwitError):  # a full disk must not delay the end of a lost host
             self._history.add(event, host=silent.host, generation=silent.generation, for_s=round(silent.for_s, 3))

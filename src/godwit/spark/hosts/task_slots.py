@@ -1,10 +1,9 @@
-"""Task slots for hosts: a host that is started again gets the next slot, and if routers hold all, one of them ends for it.
+"""Task slots for hosts: a restarted host gets the next free slot, and if routers occupy all slots, one router ends for it.
 
-Spark gives a free slot to the oldest job that has a task for it. When a host dies in the middle of a batch, that job is the
-batch: its next router gets the slot and waits for the host, which waits for a slot. So a host without a slot goes
-before all other jobs (FIFO), or has a pool with a share of its own (FAIR); and of the routers that say they wait, one is killed
-for each such host. Spark counts no kill as a failure: it runs the task again, and hosts answer from their ledgers what they
-have applied.
+Spark gives a free slot to the oldest job with a waiting task. When a host dies during a batch, that job is the batch: its next
+router gets the slot and waits for the host, which waits for a slot. So a host without a slot goes before all other jobs (FIFO),
+or has a pool with a share of its own (FAIR); and one waiting router is killed for each such host. Spark does not count a kill
+as a failure: it runs the task again, and hosts answer from their ledgers what they have applied.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 FIRST: Final = -1  # jobs are numbered from 0
-LOOK_S: Final = 0.1  # many tasks may wait at once: Spark's queue is not looked through for each of them
-KILL_AGAIN_S: Final = 3.0  # by then a task that was killed has ended, or Spark is about to end its process
+LOOK_S: Final = 0.1  # many tasks may wait at once, and each look goes through the queue of Spark
+KILL_AGAIN_S: Final = 3.0  # after that time a killed task has ended, or Spark ends its process
 KILL_ARRIVES_S: Final = 0.3
 REASON: Final = "it waits for a godwit host that needs its task slot"
 
 
 class TaskSlots:
-    """`waits` is called by many threads: one for each task that says it waits.
+    """`waits` is called by many threads, one for each waiting task.
 
-    `unseated` is told of each host without a slot: that nothing is heard of it says nothing.
+    `unseated` is called for each host without a slot, whose missing heartbeats mean nothing.
     """
 
     def __init__(self, context: SparkContext, flock: str, unseated: Callable[[str], None]) -> None:
@@ -36,12 +35,12 @@ class TaskSlots:
         self._unseated = unseated
         self._lock = threading.Lock()
         self._looked_s = 0.0
-        self._kill_again_s: dict[str, float] = {}  # by host that has no slot, though a task was killed for it
+        self._kill_again_s: dict[str, float] = {}  # by host that still has no slot after a task was killed for it
         self._fair = context.getConf().get("spark.scheduler.mode", "FIFO").upper() == "FAIR"
         self._local = str(context.master).startswith("local[") or context.master == "local"
 
     def take(self, checkpoint: str, count: Callable[[], int]) -> None:
-        """From now on the flock in this checkpoint holds so many slots of the application."""
+        """The flock in this checkpoint occupies `count()` slots of the application from now on."""
         with _open_lock:
             _open[checkpoint] = (self, count)
 
@@ -51,11 +50,11 @@ class TaskSlots:
                 del _open[checkpoint]
 
     def name(self, host: str) -> str:
-        """What the job groups of a host begin with."""
+        """The beginning of the names of a host's job groups."""
         return f"{self._prefix}{host}"
 
     def reserve(self, name: str) -> None:
-        """Before a host's job is submitted from this thread. A pool that lacks its share goes before all others."""
+        """Called before a host's job is submitted from this thread. A pool below its share goes before all others."""
         if not self._fair:
             return
         with self._lock:
@@ -81,7 +80,7 @@ class TaskSlots:
             except Py4JError:  # the application is ending
                 return False
             self._kill_again_s[wanting[0]] = now_s + KILL_AGAIN_S
-            self._looked_s = 0.0  # there may be more hosts, and more tasks that wait
+            self._looked_s = 0.0  # look again at once: more hosts and more tasks may wait
         if not self._local:
             time.sleep(KILL_ARRIVES_S)
         return True
@@ -89,22 +88,22 @@ class TaskSlots:
     def _without_slot(self) -> list[str]:
         """Hosts that were lost and have no slot to start in.
 
-        A host that joins is not among them: nobody waits for it, and that an answer takes long is no reason to kill a task.
+        A host that joins does not count: no task waits for it, so no task is killed for it.
         """
         managers = self._task_sets(self._scheduler().rootPool())
-        found = [host for host in map(self._lost_host, managers) if host]
-        for host in found:
+        hosts = [host for host in map(self._lost_host, managers) if host]
+        for host in hosts:
             self._unseated(host)
-        return found
+        return hosts
 
     def _lost_host(self, manager: Any) -> str:
-        """The host of these tasks if none of them runs any more; the next free slot is for it. Else empty."""
+        """The lost host of this task set, which then gets the next free slot; empty if the task set is no lost host's."""
         properties = manager.taskSet().properties()
         group = (None if properties is None else properties.getProperty("spark.jobGroup.id")) or ""
         if not group.startswith(self._prefix) or manager.runningTasks() or manager.isZombie():
             return ""
         host, _, restarts = group.removeprefix(self._prefix).rpartition("-")
-        if not int(restarts) and not manager.taskInfos().size():  # neither the driver nor Spark has started it before
+        if not int(restarts) and not manager.taskInfos().size():  # the host has never been started
             return ""
         getattr(manager, "priority_$eq")(FIRST)
         return str(host)
@@ -116,11 +115,11 @@ class TaskSlots:
         return [manager for inner in queue if inner.name().startswith(self._prefix) for manager in _within(inner)]
 
     def _kill(self, attempt: int) -> bool:
-        """Without an interrupt: Spark's thread would not heed it, but spin. The task ends itself when it hears of the kill."""
+        """Without an interrupt, on which Spark's thread would spin. The task ends itself when it learns of the kill."""
         spark: Any = self._context._jsc.sc()
         if not spark.killTaskAttempt(attempt, False, REASON):
             return False
-        if self._local:  # answered after the kill has come: a task that ended itself before would have failed
+        if self._local:  # answers after the kill arrived: a task that ends itself earlier would count as failed
             spark.getTaskThreadDump(attempt, "driver")
         return True
 
@@ -136,9 +135,9 @@ _open: dict[str, tuple[TaskSlots, Callable[[], int]]] = {}  # the flocks of this
 
 
 def taken_slots(context: SparkContext, besides: str) -> dict[str, int]:
-    """How many slots the flocks of an application hold, by their checkpoints, besides the one in that checkpoint.
+    """The number of slots that the flocks of an application occupy, by checkpoint, without the flock in `besides`.
 
-    A flock that another has taken over from in the same application has its slots for a second more, and then no longer.
+    After a takeover in the same application, the older flock of that checkpoint has its slots for one second more.
     """
     with _open_lock:
         flocks = [(path, count) for path, (slots, count) in _open.items() if slots._context is context]
