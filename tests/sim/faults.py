@@ -1,15 +1,19 @@
-"""Faults by chance: at any time, when something is written, or right after an effect of a migration or a batch's opening."""
+"""Faults: what each kind does, and which come by chance: at any time, at a write, or at an effect of a migration or a batch.
+
+A fault is a kind and what it hits, so that it can be written down and done again (`do`). Chance says both (`strike`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow.flight as flight
 
 from tests.sim.flock import Flock
 from tests.sim.kernel import Kernel, Process
-from tests.sim.network import Network
+from tests.sim.network import Network, Stream
 from tests.sim.query import Queries
 
 KINDS = (
@@ -18,6 +22,7 @@ KINDS = (
     "kill",
     "kill at write",
     "kill two",
+    "power cut",
     "snap",
     "snap",
     "part",
@@ -30,17 +35,26 @@ EFFECTS = tuple(
     "Offer Lend Copy Cut Ship Release TellReleased Resume Forget Expect Stage Persist AnswerPrepared AnswerDeclined"
     " AnswerMissing Serve Discard AskOutcome".split()
 )
-AT_WRITE = 0.1  # of the writes that come while a process is to be killed at one
+WRITES_MAX = 20  # within so many a process is killed that is to be killed at one
+
+Fault = Sequence[Any]  # its kind, and what it hits
+Strike = Callable[[], None] | None  # none if there is nothing to hit
 
 
 class Faults:
-    def __init__(self, kernel: Kernel, network: Network, flock: Flock, queries: Queries) -> None:
-        self._kernel, self._network, self._flock, self._queries = kernel, network, flock, queries
+    """`note`: is given each fault that happens."""
+
+    def __init__(
+        self, kernel: Kernel, network: Network, flock: Flock, queries: Queries, note: Callable[[Fault], None]
+    ) -> None:
+        self._kernel, self._network, self._flock, self._queries, self._note = kernel, network, flock, queries, note
         self.happened: Counter[str] = Counter()
-        self._to_kill_at_write = 0
+        self._writes: dict[Process, tuple[int, int]] = {}  # how many go well, and how much of the next is written
         self._at_effect: dict[tuple[str, int], str] = {}
         self._effects: Counter[str] = Counter()
         kernel.at_write = self._at_write
+
+    # -- by chance ---------------------------------------------------------------------------------------------------
 
     def plan(self, count: int, within_s: float) -> None:
         dice = self._kernel.dice
@@ -66,73 +80,112 @@ class Faults:
 
     def strike(self, kind: str, victim: str | None = None) -> None:
         """`victim`: the host that it hits, if it is one that hits a host."""
-        self._kernel.tell("fault", kind, victim or "")
-        if kind == "kill" and victim in self._flock.up():
-            self._flock.hosts[victim][0].kill()
-            self.happened[kind] += 1
-        elif kind == "stop" and victim in self._flock.up():
-            self._stop_one(self._flock.hosts[victim][0])
-            self.happened[kind] += 1
-        elif getattr(self, "_" + kind.replace(" ", "_"))():
-            self.happened[kind] += 1
+        for fault in self._draw(kind, victim):
+            self._note(fault)
+            self.do(fault, kind)
 
-    def _hosts(self, count: int) -> list[Process]:
-        up = self._flock.up()
-        return [self._flock.hosts[name][0] for name in self._kernel.dice.sample(up, min(count, len(up)))]
+    def _draw(self, kind: str, victim: str | None) -> Sequence[Fault]:
+        dice, up = self._kernel.dice, self._flock.up()
+        one = [victim] if victim in up else dice.sample(up, min(1, len(up)))
+        match kind:
+            case "kill" | "power cut":
+                return [(kind, host) for host in one]
+            case "kill two":
+                return [("kill", host) for host in dice.sample(up, min(2, len(up)))]
+            case "kill at write":
+                return [(kind, host, dice.randrange(WRITES_MAX), dice.randrange(1 << 20)) for host in one]
+            case "stop":
+                return [(kind, host, dice.random() * 4) for host in one]
+            case "snap":
+                return self._draw_stream()
+            case "part":
+                nodes = dice.sample((*self._flock.plan.hosts, "query", "driver"), 2)
+                return [(kind, *nodes, dice.random() * 3)]
+            case _:
+                return [(kind, *what) for what in self._queries.draw(kind)]
 
-    def _kill(self, count: int = 1) -> bool:
-        processes = self._hosts(count)
-        for process in processes:
-            process.kill()
-        return bool(processes)
+    def _draw_stream(self) -> Sequence[Fault]:
+        """Between hosts rather than elsewhere."""
+        streams, dice = list(self._network.streams), self._kernel.dice
+        between = [stream for stream in streams if stream.client.node in self._flock.hosts]
+        chosen = between if between and dice.random() < 0.6 else streams
+        if not chosen:
+            return []
+        ends = _ends(dice.choice(chosen))
+        return [("snap", *ends, dice.randrange(len(self._between(*ends))))]
 
-    def _kill_two(self) -> bool:
-        return self._kill(2)
+    # -- what they do ------------------------------------------------------------------------------------------------
 
-    def _kill_at_write(self) -> bool:
-        self._to_kill_at_write += 1
-        return True
+    def do(self, fault: Fault, called: str = "") -> None:
+        kind, *what = fault
+        self._kernel.tell("fault", *fault)
+        strike = getattr(self, "_" + kind.replace(" ", "_"))(*what)
+        if strike is not None:
+            self.happened[called or kind] += 1  # before it: a thread that ends its own process goes no further
+            strike()
+
+    def _process(self, host: str) -> Process | None:
+        process = self._flock.hosts[host][0]
+        return process if process.alive else None
+
+    def _kill(self, host: str) -> Strike:
+        process = self._process(host)
+        return None if process is None else process.kill
+
+    def _power_cut(self, host: str) -> Strike:
+        """Where nothing is synced, no machine may be lost: there it is a kill."""
+        process = self._process(host)
+        if process is None or self._flock.plan.durability == "process":
+            return self._kill(host)
+        return lambda: self._kernel.cut_power(process)
+
+    def _kill_at_write(self, host: str, after: int, size: int) -> Strike:
+        process = self._process(host)
+        return None if process is None else lambda: self._writes.update({process: (after, size)})
 
     def _at_write(self, process: Process) -> int | None:
         """How much of it is written before the process ends; None if it goes on."""
-        dice = self._kernel.dice
-        if self._to_kill_at_write and process.name in self._flock.hosts and dice.random() < AT_WRITE:
-            self._to_kill_at_write -= 1
-            self._kernel.tell("fault", "kill at write of", process.name)
-            return dice.randrange(1 << 20)
-        return None
+        left, size = self._writes.get(process, (None, 0))
+        if left is None:
+            return None
+        self._writes[process] = (left - 1, size)
+        return None if left else size
 
-    def _snap(self) -> bool:
-        """A connection breaks, between hosts rather than elsewhere."""
-        streams = list(self._network.streams)
-        between = [stream for stream in streams if stream.client.node in self._flock.hosts]
-        chosen = between if between and self._kernel.dice.random() < 0.6 else streams
-        if chosen:
-            self._kernel.dice.choice(chosen).snap(flight.FlightUnavailableError("the connection was lost"))
-        return bool(chosen)
+    def _between(self, client: str, server: str, migration: str) -> list[Stream]:
+        return [stream for stream in self._network.streams if _ends(stream) == (client, server, migration)]
 
-    def _part(self) -> bool:
-        a, b = self._kernel.dice.sample((*self._flock.plan.hosts, "query", "driver"), 2)
-        self._network.part(a, b, self._kernel.dice.random() * 3)
-        return True
+    def _snap(self, client: str, server: str, migration: str, at: int) -> Strike:
+        streams = self._between(client, server, migration)
+        lost = flight.FlightUnavailableError("the connection was lost")
+        return (lambda: streams[at % len(streams)].snap(lost)) if streams else None
 
-    def _stop(self) -> bool:
+    def _part(self, a: str, b: str, duration_s: float) -> Strike:
+        return lambda: self._network.part(a, b, duration_s)
+
+    def _stop(self, host: str, duration_s: float) -> Strike:
         """As by SIGSTOP; it goes on later, perhaps when others have taken over."""
-        for process in self._hosts(1):
-            self._stop_one(process)
-            return True
-        return False
+        process = self._process(host)
+        if process is None:
+            return None
 
-    def _stop_one(self, process: Process) -> None:
-        process.stop()
-        self._kernel.after(self._kernel.dice.random() * 4, process.resume)
+        def stop() -> None:
+            process.stop()
+            self._kernel.after(duration_s, process.resume)
 
-    def _task(self) -> bool:
-        return self._queries.kill_task()
+        return stop
 
-    def _speculation(self) -> bool:
-        return self._queries.speculate()
+    def _task(self, query: str, lane: int) -> Strike:
+        return self._queries.named(query).killing(lane)
 
-    def _restart(self) -> bool:
+    def _speculation(self, query: str, lane: int) -> Strike:
+        return self._queries.named(query).speculation(lane)
+
+    def _restart(self, query: str) -> Strike:
         """The application dies, and is started again."""
-        return self._queries.crash()
+        found = self._queries.named(query)
+        return None if found.over else found.crash
+
+
+def _ends(stream: Stream) -> tuple[str, str, str]:
+    """Client and server, and the migration that the stream is of, if any."""
+    return stream.client.node, stream.server.node, stream.header.get("migration", "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, StaleRun
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.routing import Routing
-from godwit.model.units import Unit
+from godwit.model.units import Unit, Units
 from godwit.runtime.controller import Controller, DriverAnswers
 from godwit.runtime.host.host import Host, HostConfig
 from godwit.runtime.liveness.leases import host_directory, read_lease, write_owner
@@ -56,7 +57,11 @@ class Flock:
         self.tables = {name: plan.first.joined(plan.hosts) for name in self.operators}
         self.runs: set[str] = set()  # those that Spark would call active
         self.migrations: set[str] = set()  # that the driver follows
+        self.standing: dict[str, tuple[str, str, str, Units]] = {}  # standbys: operator, origin, target, what is copied
+        self.recoveries: dict[str, list[tuple[float, bool]]] = {}  # by host, as they came
+        self.planned: dict[str, list[tuple[float, bool]]] | None = None  # instead of what chance says
         self.takeovers = 0
+        self.by_copies = 0  # of the heirs, those that had copies of a standby
         self._address = ""
         write_owner(str(checkpoint), INCARNATION)
         self.driver = kernel.process("driver", "driver", self._drive)
@@ -113,6 +118,7 @@ class Flock:
             host.run()
 
         self.kernel.tell("driver", "starts", name)
+        self.kernel.points.reach(f"driver starts {name}")
         process = self.kernel.process(name, name, main)
         self.hosts[name] = (process, None)
         process.at_end.append(lambda: self._ended(name, process))
@@ -121,13 +127,23 @@ class Flock:
         """Spark tells the driver that the task of a host has ended."""
         if self.hosts[name][0] is process and name not in self.lost:
             self.recovering.add(name)
-            delay_s = self.kernel.dice.random() * 0.5
-            self.kernel.after(delay_s, lambda: self.by_driver(f"recover {name}", lambda: self._recover(name)))
+            delay_s, take_over = self._drawn(name)
+            self.recoveries.setdefault(name, []).append((delay_s, take_over))
+            recover = partial(self._recover, name, take_over)
+            self.kernel.after(delay_s, lambda: self.by_driver(f"recover {name}", recover))
 
-    def _recover(self, name: str) -> None:
-        wanted = self.kernel.dice.random() < TAKEN_OVER and len(self.left()) > 1 and not self.migrations
+    def _drawn(self, name: str) -> tuple[float, bool]:
+        """After how long a host is recovered, and whether others are to take over from it."""
+        if self.planned is None:
+            return round(self.kernel.dice.random() * 0.5, 4), self.kernel.dice.random() < TAKEN_OVER
+        planned = self.planned.get(name)
+        return planned.pop(0) if planned else (0.1, False)
+
+    def _recover(self, name: str, take_over: bool) -> None:
+        """Keys that are being moved are in nobody's way only if their copies stand and nobody has asked for more."""
+        possible = len(self.left()) > 1 and self.migrations <= self.standing.keys()
         try:
-            if not (wanted and self._take_over(name)):
+            if not (take_over and possible and self._take_over(name)):
                 self.start(name)
         finally:
             self.recovering.discard(name)
@@ -141,14 +157,24 @@ class Flock:
             if estate.unsettled() or not owned:
                 return False
             heirs = [host for host in self.left() if host != name]
-            told = rescue.settle(estate, rescue.dealt(owned, heirs, {}), self.ask)
+            told = rescue.settle(estate, rescue.dealt(owned, heirs, self._copies_of(name)), self.ask)
         except GodwitError as error:
             self.kernel.tell("driver", "nobody takes over from", name, str(error)[:200])
             return self._given_up(name) if read_will(directory) is not None else False
         for heir, answer in told.items():
             for operator, epochs in answer.served.items():
                 self.moved(operator, epochs, heir)
+        self.by_copies += sum(answer.by_copies for answer in told.values())
         return self._given_up(name)
+
+    def _copies_of(self, name: str) -> dict[str, dict[str, Units]]:
+        """By operator, by the host that has them."""
+        copies: dict[str, dict[str, Units]] = {}
+        for operator, origin, target, units in self.standing.values():
+            if origin == name and target in self.left():
+                copied = copies.setdefault(operator, {})
+                copied[target] = copied.get(target, Units()) | units
+        return copies
 
     def _given_up(self, name: str) -> bool:
         self.lost.add(name)

@@ -1,34 +1,41 @@
 """Known holes of published systems, and some that this product had: each is put back into the product's own code for a run.
 
 A hole replaces one method or another of the product's classes (or a line of a protocol's table); everything else stays as it
-is. What finds the hole is an invariant, within a number of seeds that is small enough to be run each time.
+is. What finds the hole is an invariant, in the schedule that was recorded for it (`tests/sim/recorded`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from unittest.mock import patch
 
-from godwit.migration import target
-from godwit.migration.events import AbortReported, ReleaseReported
+from godwit.migration import PROTOCOLS, origin, target
+from godwit.migration.events import AbortReported, Declined, Missing, ReleaseReported
 from godwit.model.ownership import Outgoing, Ownership, Stand
+from godwit.model.refusals import Refusals
 from godwit.model.units import Units
 from godwit.runtime import messages
+from godwit.runtime.handover import mover as mover_module
 from godwit.runtime.handover.connection import Queued
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.forwarding import Forwarder
 from godwit.runtime.handover.incoming import scan
+from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Shipment
+from godwit.runtime.handover.target_effects import TargetEffects
 from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.instance.batches import Batches
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.ownership_columns import selects
+from godwit.runtime.router.link import Link
 from godwit.runtime.router.router import Router
+from godwit.runtime.takeover import rescue
 
 Change = tuple[Any, str, Any]  # of a class or module: the name, and what stands there instead
 _holes: dict[str, Hole] = {}
@@ -36,18 +43,13 @@ _holes: dict[str, Hole] = {}
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """`found_by`: the invariants of which one or another is broken first; `seeds`: within how many, from `first` on.
-
-    `first` spares every test run the way to a rare one. `protocol`: the only one by which keys move.
-    """
+    """`found_by`: the invariants of which one or another is broken first. `protocol`: the only one by which keys move."""
 
     name: str
     about: str
     changes: Callable[[], Iterable[Change]]
     found_by: frozenset[str]
-    seeds: int
     protocol: str | None
-    first: int
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -57,12 +59,10 @@ class Hole:
             yield
 
 
-def hole(
-    about: str, found_by: str, seeds: int = 60, protocol: str | None = None, first: int = 0
-) -> Callable[[Callable[[], Iterable[Change]]], Hole]:
+def hole(about: str, found_by: str, protocol: str | None = None) -> Callable[[Callable[[], Iterable[Change]]], Hole]:
     def make(changes: Callable[[], Iterable[Change]]) -> Hole:
         name = changes.__name__.replace("_", "-")
-        _holes[name] = Hole(name, about, changes, frozenset(found_by.split()), seeds, protocol, first)
+        _holes[name] = Hole(name, about, changes, frozenset(found_by.split()), protocol)
         return _holes[name]
 
     return make
@@ -96,7 +96,6 @@ class UnwrittenLog:
 @hole(
     "a router uses a new route while earlier rows of the key are on their way to the old owner (fetch, as published)",
     "I3",
-    first=9,
 )
 def new_route_at_once() -> Iterable[Change]:
     collect = Router._collect
@@ -110,7 +109,26 @@ def new_route_at_once() -> Iterable[Change]:
     return [(Router, "_collect", at_once)]
 
 
+@hole(
+    "a host that has refused rows of a key takes later ones, while the refused ones are on their way round",
+    "I3",
+)
+def refusals_are_forgotten() -> Iterable[Change]:
+    return [(Refusals, "add", nothing)]
+
+
+@hole("after a break later chunks go again while an earlier row is still on its way round", "I3")
+def resend_at_once() -> Iterable[Change]:
+    return [(Link, "_hold_back", nothing)]
+
+
 # -- the origin lets go ----------------------------------------------------------------------------------------------
+
+
+def _protocols(lines: dict[Any, Any]) -> Change:
+    """With other lines in the table of each."""
+    changed = {name: replace(protocol, table={**protocol.table, **lines}) for name, protocol in PROTOCOLS.items()}
+    return mover_module, "PROTOCOLS", changed
 
 
 def _forget_all(effects: OriginEffects, units: Units) -> None:
@@ -121,7 +139,7 @@ def _forget_all(effects: OriginEffects, units: Units) -> None:
         effects._shared.instance.keys.drop(scan(effects._shared, selects(units, ownership)), settled=True)
 
 
-@hole("a unit in flight is lost with a crash: the origin forgets it when it has shipped it", "I2 I4 I5", first=0)
+@hole("a unit in flight is lost with a crash: the origin forgets it when it has shipped it", "I2 I4 I5")
 def forget_when_shipped() -> Iterable[Change]:
     send = OriginEffects.send
 
@@ -133,7 +151,27 @@ def forget_when_shipped() -> Iterable[Change]:
     return [(OriginEffects, "send", and_forget)]
 
 
-@hole("the old owner goes on applying rows after the cut", "I1 I2 I3 I4 I6", first=6)
+@hole("the target is told before the record is durable: a restarted origin owns again", "I1 I2 I4")
+def release_before_durable() -> Iterable[Change]:
+    release = OriginEffects.release
+
+    def unwritten(effects: OriginEffects, step: int, units: Units) -> None:
+        log = effects._log
+        effects._log = cast(Any, UnwrittenLog(log))
+        try:
+            release(effects, step, units)
+        finally:
+            effects._log = log
+
+    return [(OriginEffects, "release", unwritten)]
+
+
+@hole("an origin whose step was declined keeps its rows waiting for a batch, which waits for those rows", "I6")
+def declined_waits_for_a_router() -> Iterable[Change]:
+    return [_protocols({(origin.Phase.CUT, Declined): (origin.Phase.WAITING, origin.nothing)})]
+
+
+@hole("the old owner goes on applying rows after the cut", "I1 I2 I3 I4 I6")
 def still_applies() -> Iterable[Change]:
     stands = Memory.stands
 
@@ -145,7 +183,7 @@ def still_applies() -> Iterable[Change]:
     return [(Memory, "stands", as_before_the_cut)]
 
 
-@hole("ownership does not count its changes, so old word of it is taken for new", "I1 I2 I4 I6", first=1)
+@hole("ownership does not count its changes, so old word of it is taken for new", "I1 I2 I4 I6")
 def epochs_stay() -> Iterable[Change]:
     def release(ownership: Ownership, step: str, units: Units, to: str) -> None:
         ownership._change(units, {Stand.CUT}, Stand.AWAY, to)
@@ -157,7 +195,45 @@ def epochs_stay() -> Iterable[Change]:
 # -- copy and replay -------------------------------------------------------------------------------------------------
 
 
-@hole("rows are no longer forwarded once all is copied, before the end cut", "I2 I3 I4 I5", protocol="live", first=3)
+@hole("state is read when it is sent, later than its place in line: rows in between count twice", "I2 I3 I4 I5")
+def copy_and_replay() -> Iterable[Change]:
+    state = Shipment.state
+
+    def late(shipment: Shipment, step: int, keys: list[Any]) -> Queued:
+        def bodies() -> Iterator[Any]:
+            yield from state(shipment, step, keys).bodies or ()
+
+        return Queued(messages.StepState(step), bodies())
+
+    return [(Shipment, "state", late)]
+
+
+class _Overtaking:
+    """A queue in which messages are sent at once, and only events wait."""
+
+    def __init__(self, effects: OriginEffects) -> None:
+        self._queue, self._send = effects.handover.queue, effects.send
+
+    def put(self, item: Any) -> None:
+        self._send(item) if isinstance(item, Queued) else self._queue.put(item)
+
+
+@hole("the end marker is not in order with what is forwarded before it", "I2 I3 I4 I5")
+def end_overtakes() -> Iterable[Change]:
+    ship = OriginEffects._ship
+
+    def overtaking(effects: OriginEffects, step: int, units: Units) -> None:
+        queue = effects.handover.queue
+        effects.handover.queue = cast(Any, _Overtaking(effects))
+        try:
+            ship(effects, step, units)
+        finally:
+            effects.handover.queue = queue
+
+    return [(OriginEffects, "_ship", overtaking)]
+
+
+@hole("rows are no longer forwarded once all is copied, before the end cut", "I2 I3 I4 I5", protocol="live")
 def forwarding_ends_early() -> Iterable[Change]:
     applied = Forwarder.applied
 
@@ -168,7 +244,7 @@ def forwarding_ends_early() -> Iterable[Change]:
     return [(Forwarder, "applied", while_copying)]
 
 
-@hole("duplicates are told apart by what does not travel with the key", "I2 I3 I4", first=18)
+@hole("duplicates are told apart by what does not travel with the key", "I2 I3 I4")
 def ledger_stays() -> Iterable[Change]:
     of_batch = Shipment.of_batch
 
@@ -179,9 +255,7 @@ def ledger_stays() -> Iterable[Change]:
     return [(Shipment, "of_batch", without_entries)]
 
 
-@hole(
-    "what keys held before the batch in progress does not travel: a new run reverts nothing of them", "I2 I4", first=2
-)
+@hole("what keys held before the batch in progress does not travel: a new run reverts nothing of them", "I2 I4")
 def images_stay() -> Iterable[Change]:
     return [(Copies, "state_before_batch", nothing)]
 
@@ -193,17 +267,12 @@ def _table(lines: dict[Any, Any]) -> Change:
     return target, "TABLE", {**target.TABLE, **lines}
 
 
-@hole(
-    "the target does not wait for all of a step that was released",
-    "I1 I2 I4 I5 I6",
-    protocol="live-unordered",
-    first=0,
-)
+@hole("the target does not wait for all of a step that was released", "I1 I2 I4 I5 I6", protocol="live-unordered")
 def serve_before_all_came() -> Iterable[Change]:
     return [_table({(target.TargetPhase.ABSENT, ReleaseReported): (target.TargetPhase.SERVING, target.serve)})]
 
 
-@hole("the target decides that it owns what it has prepared when the connection is lost", "I1", first=100)
+@hole("the target decides that it owns what it has prepared when the connection is lost", "I1")
 def lost_connection_serves() -> Iterable[Change]:
     def serve(receiver: Receiver, step: int) -> None:
         receiver._handle(ReleaseReported(step))
@@ -213,8 +282,7 @@ def lost_connection_serves() -> Iterable[Change]:
 
 @hole(
     "the target drops what it has prepared when the connection is lost, and the origin has forgotten it",
-    "I2 I4 I5 I6",
-    first=0,
+    "I2 I3 I4 I5 I6",
 )
 def lost_connection_drops() -> Iterable[Change]:
     release = OriginEffects.release
@@ -229,12 +297,44 @@ def lost_connection_drops() -> Iterable[Change]:
     return [(Receiver, "ask_outcome", drop), (OriginEffects, "release", and_forget)]
 
 
-@hole("a target takes a step that it has served for a new one", "I1 I2 I5 I6", first=6)
+@hole("a target takes a step that it has served for a new one", "I1 I2 I3 I5 I6")
 def served_is_taken_in_again() -> Iterable[Change]:
     return [(Ownership, "served", lambda *_: False)]
 
 
-@hole("copies that never became a host's own are left where a restart finds them", "I1 I2 I4 I6", first=6)
+@hole("a target takes part in a second hand-over of a unit before the first is resolved", "I1 I2 I4 I5 I6")
+def two_handovers_at_once() -> Iterable[Change]:
+    def claim(effects: TargetEffects, units: Units) -> Units:
+        handover, free = effects._handover, (Stand.AWAY, Stand.EXPECTED, Stand.PREPARED)
+        units = Units.of(*(unit for unit in units if handover.ownership.share(unit).stand in free))
+        handover.add_claim(units)
+        return units
+
+    return [(TargetEffects, "claim", claim)]
+
+
+@hole("state that was shipped again is queued behind `released`, and taken after `serve`", "I1 I2 I4 I6")
+def state_after_serve() -> Iterable[Change]:
+    def in_queue(effects: OriginEffects, step: int, queued: Queued) -> None:
+        effects.handover.queue.put(queued)
+
+    missing, shipped = target.TargetPhase.MISSING, origin.Phase.SHIPPED
+    asked_again = _table({(missing, ReleaseReported): (missing, target.answer_missing)})
+    shipped_again = _protocols({(shipped, Missing): (shipped, origin.ship_and_tell)})
+    takes = (target.Target, "takes", lambda *_: True)
+    return [(OriginEffects, "_put_behind_slices", in_queue), takes, asked_again, shipped_again]
+
+
+@hole(
+    "a target that has fired the timers of a batch takes keys whose timers have not fired in it",
+    "I2 I4 I6",
+    protocol="live-unordered",
+)
+def timers_do_not_wait() -> Iterable[Change]:
+    return [(mover_module, "with_timers", lambda protocol: protocol)]
+
+
+@hole("copies that never became a host's own are left where a restart finds them", "I1 I2 I4 I6")
 def copies_outlive_a_restart() -> Iterable[Change]:
     return [(Moves, "_drop_copies", nothing)]
 
@@ -242,10 +342,23 @@ def copies_outlive_a_restart() -> Iterable[Change]:
 # -- single keys -----------------------------------------------------------------------------------------------------
 
 
+@hole("a key that comes back to its group while the group is copied is taken for one of the group", "I1 I2 I4 I6")
+def key_comes_back_into_a_copy() -> Iterable[Change]:
+    return [(Ownership, "begin_move", nothing)]
+
+
+@hole(
+    "a target goes on taking a key for apart that has gone back to its group before the group came",
+    "I1 I2 I4 I6",
+)
+def key_stays_apart() -> Iterable[Change]:
+    return [(Ownership, "rejoin", lambda *_: False)]
+
+
 # -- durability ------------------------------------------------------------------------------------------------------
 
 
-@hole("a host answers, and lets tasks end, before the work is in its changelog", "I2 I3 I4 I5 I6", first=11)
+@hole("a host answers, and lets tasks end, before the work is in its changelog", "I2 I3 I4 I5 I6")
 def answer_before_durable() -> Iterable[Change]:
     init = LaneExchange.__init__
 
@@ -257,3 +370,32 @@ def answer_before_durable() -> Iterable[Change]:
 
 
 # -- lost hosts ------------------------------------------------------------------------------------------------------
+
+
+@hole("an heir that has prepared relies on being told by the driver", "I6")
+def heirs_wait_to_be_told() -> Iterable[Change]:
+    ask = Receiver.ask_outcome
+
+    def but_not_for_a_will(receiver: Receiver, step: int) -> None:
+        if not receiver.id.startswith("will-"):
+            ask(receiver, step)
+
+    return [(Receiver, "ask_outcome", but_not_for_a_will)]
+
+
+@hole("the will is written before all heirs have prepared", "I1 I2 I4 I5 I6")
+def will_before_all_prepared() -> Iterable[Change]:
+    return [(rescue, "_prepared", lambda *_: messages.TakeoverReport("prepared"))]
+
+
+@hole("a step that was released to a host that is lost for good is neither taken back nor forgotten", "I6")
+def lost_target_is_waited_for() -> Iterable[Change]:
+    return [(Mover, "_look_for_will", nothing)]
+
+
+# -- a batch that comes again ----------------------------------------------------------------------------------------
+
+
+@hole("a later run's batch is answered from what an earlier run recorded, though it is cut otherwise", "I2 I3 I4 I6")
+def batch_is_not_reverted() -> Iterable[Change]:
+    return [(Batches, "revert", nothing)]

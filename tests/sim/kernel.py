@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from tests.sim.points import Points
 from tests.sim.waiting import SimCondition, SimEvent, SimLock, SimQueue
 
 STORY_MAX = 600
+SLOW_SYNC = 0.3  # of the syncs, where disks are slow
 
 
 class Breach(AssertionError):
@@ -57,6 +60,7 @@ class Process:
             return
         self.kernel.tell(self.name, "is gone")
         self.alive = False
+        self.kernel.points.reach(f"{self.name} is gone")
         for notice in self.at_end:
             notice()
         if self.kernel.running is not None and self.kernel.running.process is self:
@@ -125,6 +129,7 @@ class SimThread:
                 if self.main and self.process.alive:
                     self.kernel.tell(self.process.name, "has ended", repr(self.process.error or ""))
                     self.process.alive = False
+                    self.kernel.points.reach(f"{self.process.name} is gone")
                     for notice in self.process.at_end:
                         notice()
 
@@ -141,10 +146,15 @@ class Kernel:
         self.failures: list[tuple[SimThread, BaseException]] = []
         self.over = False
         self.turns = 0
-        self.restless = dice.choice((0.0, 0.02, 0.1, 0.3))  # how often a thread gives way where it need not
+        self.restless = 0.1  # how often a thread gives way where it need not
         self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_MAX)
         self.at_write: Callable[[Process], int | None] = lambda _: None
         self.after_turn: Callable[[], None] = lambda: None
+        self.points = Points(self.after, self.now_s)
+        self.sync_s = 0.0  # how long a disk may take to sync
+        self._unsynced: dict[
+            str, tuple[Process, int]
+        ] = {}  # by file: who has written to it, and how much of it is safe
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._count = count()
         self._hub: Any = None
@@ -331,12 +341,34 @@ class Kernel:
     def writev(self, fd: int, views: Sequence[Any]) -> int:
         """Perhaps the process is killed here, with some of it written."""
         self.give_way()
-        cut = self.at_write(self.current().process)
+        process = self.current().process
+        self._unsynced.setdefault(_path(fd), (process, os.fstat(fd).st_size))
+        cut = self.at_write(process)
         if cut is not None:
             data = b"".join(bytes(view) for view in views)
             os.write(fd, data[: cut % (len(data) + 1)])
-            self.current().process.kill()
+            process.kill()
         return os.writev(fd, views)
 
     def fsync(self, fd: int) -> None:
+        """What has been written when it begins is safe when it is over. Small files are safe at once."""
+        path, size = _path(fd), os.fstat(fd).st_size
+        written = self._unsynced.get(path)
+        if written is None:
+            self.give_way()
+            return
+        if self.sync_s and self.dice.random() < SLOW_SYNC:
+            self.sleep(self.dice.random() * self.sync_s)
         self.give_way()
+        self._unsynced[path] = (written[0], size)
+
+    def cut_power(self, process: Process) -> None:
+        """The machine is gone: of what its process has written and not synced, some is lost."""
+        for path, (writer, safe) in self._unsynced.items():
+            if writer is process and Path(path).exists():
+                os.truncate(path, self.dice.randint(safe, max(safe, Path(path).stat().st_size)))
+        process.kill()
+
+
+def _path(fd: int) -> str:
+    return str(Path(f"/proc/self/fd/{fd}").readlink())

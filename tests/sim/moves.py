@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from godwit.errors import DefinitionError, GodwitError, HostUnavailable
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
+from godwit.runtime.handover.outgoing import union
 from godwit.transport import typed
 from tests.sim.flock import Flock
 from tests.sim.kernel import Kernel
@@ -17,12 +19,12 @@ from tests.sim.kernel import Kernel
 PROTOCOLS = ("pause", "fetch", "push", "live", "live-unordered", "standby")
 AT_BATCH = 0.4  # of the moves
 OPENING_S = 0.01  # about how long hosts take to open a batch
-STANDS_S = 0.5  # how long a standby stands before it is told to hand over
+STANDS_S = (0.1, 0.5, 0.5, 3.0)  # how long a standby stands before it is told to hand over
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`abort_after_s`: the user changes their mind."""
+    """`abort_after_s`: the user changes their mind. `stands_s`: a standby is told to hand over then."""
 
     name: str
     operator: str
@@ -30,15 +32,33 @@ class Order:
     target: str
     protocol: str
     steps: tuple[Units, ...]
-    side_by_side: int | None
-    abort_after_s: float | None
+    side_by_side: int | None = None
+    abort_after_s: float | None = None
+    stands_s: float = 0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"steps": [units.to_dict() for units in self.steps]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Order:
+        return cls(**data | {"steps": tuple(map(Units.from_dict, data["steps"]))})
 
 
 class Moves:
-    """`keys`: the routing hashes of the keys there are. `protocol`: the only one, if there is to be one only."""
+    """`keys`: the routing hashes of the keys there are. `protocol`: the only one, if there is to be one only.
 
-    def __init__(self, kernel: Kernel, flock: Flock, keys: Sequence[int], protocol: str | None) -> None:
-        self._kernel, self._flock, self._keys = kernel, flock, keys
+    `note`: is given each move that is asked for.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        flock: Flock,
+        keys: Sequence[int],
+        protocol: str | None,
+        note: Callable[[Sequence[Any]], None],
+    ) -> None:
+        self._kernel, self._flock, self._keys, self._note = kernel, flock, keys, note
         self._protocol = protocol
         self._last: Order | None = None
         self._count = 0
@@ -69,9 +89,11 @@ class Moves:
         order = None if self._flock.recovering else self._order()
         if order is not None:
             self._last = order
+            self._note(("move", order.to_dict()))
             self.ask_for(order)
 
     def ask_for(self, order: Order) -> None:
+        self._kernel.points.reach(f"driver asks for {order.name}")
         self.asked += 1
         self._flock.migrations.add(order.name)
         self._flock.by_driver(order.name, lambda: self._follow(order))
@@ -87,8 +109,8 @@ class Moves:
         origin, target = dice.sample(up, 2)
         if self._last is not None and dice.random() < 0.3 and {self._last.origin, self._last.target} <= set(up):
             origin, target = self._last.target, self._last.origin  # back again, perhaps while the last is under way
-        owned = self._flock.ownership(origin, operator)
-        units = [] if owned is None else self._units(owned)
+        owned, there = self._flock.ownership(origin, operator), self._flock.ownership(target, operator)
+        units = [] if owned is None or there is None else self._units(owned, there)
         if not units:
             return None
         dice.shuffle(units)
@@ -104,12 +126,16 @@ class Moves:
             steps,
             dice.choice((None, None, 1, 2)),
             dice.random() if dice.random() < 0.15 else None,
+            dice.choice(STANDS_S),
         )
 
-    def _units(self, owned: Ownership) -> list[Unit]:
-        """All of a host, some single keys, one unit, or half of them."""
+    def _units(self, owned: Ownership, there: Ownership) -> list[Unit]:
+        """All of a host, some single keys, one unit, keys that go back to the owner of their group, or half of them."""
         dice, mine = self._kernel.dice, list(owned.mine())
         keys = [Unit("key", key) for key in self._keys if owned.of(key).stand is Stand.MINE]
+        back = [key for key in keys if there.groups[key.id % len(there.groups)].stand is Stand.MINE]
+        if back and dice.random() < 0.4:
+            return back
         match dice.randint(0, 3):
             case 0:
                 return mine
@@ -130,6 +156,7 @@ class Moves:
             self.outcomes[order.name] = self._asked(order) or self._seen_through(order)
         finally:
             self._flock.migrations.discard(order.name)
+            self._flock.standing.pop(order.name, None)
 
     def _asked(self, order: Order) -> str:
         """Why it has not begun; empty if it has."""
@@ -164,17 +191,28 @@ class Moves:
             if answer.state != "running":
                 return _outcome(answer)
             told = self._tell(order, self._kernel.time_s - began_s, told)
+            self._stand(order, answer, told)
+
+    def _stand(self, order: Order, answer: messages.MigrationReport, told: str) -> None:
+        """While copies stand and nothing else has been asked for, others may take over from their origin."""
+        copied = [name for name, _ in answer.phases].count("copied")
+        if order.protocol == "standby" and not told and copied >= answer.steps:
+            units = union(order.steps)
+            self._flock.standing[order.name] = (order.operator, order.origin, order.target, units)
+        else:
+            self._flock.standing.pop(order.name, None)
 
     def _tell(self, order: Order, age_s: float, told: str) -> str:
         """What the origin has been told so far: to hand over, or to leave off."""
-        if order.abort_after_s is not None and age_s > order.abort_after_s:
+        if order.target in self._flock.lost or (order.abort_after_s is not None and age_s > order.abort_after_s):
             request: typed.Request[typed.Done] = messages.AbortMigration(order.name)
-        elif order.protocol == "standby" and age_s > STANDS_S:
+        elif order.protocol == "standby" and age_s > order.stands_s:
             request = messages.HandOverStandby(order.name)
         else:
             return told
-        if request.kind == told:
+        if request.kind == told or self._flock.recovering:
             return told
+        self._flock.standing.pop(order.name, None)
         try:
             self._flock.ask(order.origin, request)
         except GodwitError:

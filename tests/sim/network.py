@@ -178,8 +178,16 @@ class Writer(ABC):
         self._way.wait_for_room()
         if self._open():
             self._way.put(message)
+            self._tell(message)
         else:
             self._refuse()
+
+    def _tell(self, message: Message) -> None:
+        """A point has the name of what hosts say to each other, once it has been said."""
+        migration = self._stream.header.get("migration")
+        if migration is not None and message.app_metadata is not None:
+            kind = wire.unpack(message.app_metadata)["kind"]
+            self._stream.network.kernel.points.reach(f"{self._way.sender.node} {migration} says {kind}")
 
     def _open(self) -> bool:
         return not self._stream.over

@@ -5,6 +5,7 @@ Every output says what its row or timer saw and which timer it set, so that a ch
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 import godwit
+from godwit.model.watermark import Policy
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec, TimeMode
 
@@ -71,10 +73,22 @@ def _set(state: Any, codes: Any, sets_ms: Any) -> None:
     state.set_timer(codes[where], sets_ms[where])
 
 
-def draw_operator(dice: Random, name: str) -> Operator:
-    mode = dice.choice(MODES)
-    by_event = mode == "eventTime"
-    adapter = NativeAdapter(Bells(mode), INPUT, ["key"])
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What distinguishes one operator of a load from another."""
+
+    mode: TimeMode = "none"
+    delay_ms: int = 0
+    policy: Policy = "max"
+
+
+def draw_kind(dice: Random) -> Kind:
+    return Kind(dice.choice(MODES), dice.choice((0, 200, BATCH_MS)), dice.choice(("max", "max", "min")))
+
+
+def operator_of(name: str, kind: Kind) -> Operator:
+    by_event = kind.mode == "eventTime"
+    adapter = NativeAdapter(Bells(kind.mode), INPUT, ["key"])
     spec = OperatorSpec(
         name,
         Bells.__qualname__,
@@ -82,9 +96,9 @@ def draw_operator(dice: Random, name: str) -> Operator:
         pa.schema([INPUT.field("key")]),
         adapter.output_schema,
         adapter.variables,
-        time_mode=mode,
+        time_mode=kind.mode,
         event_time="at" if by_event else None,
-        delay_ms=dice.choice((0, 200, BATCH_MS)),
-        watermark_policy=dice.choice(("max", "max", "min")),
+        delay_ms=kind.delay_ms,
+        watermark_policy=kind.policy,
     )
     return Operator(spec, cloudpickle.dumps(adapter))

@@ -80,6 +80,7 @@ class Query:
         self._done: dict[int, list[list[Output]]] = {}  # by lane, by operator
         self._committed = committed
         self.began: Callable[[], None] = lambda: None  # is told when a batch begins
+        self.recut = False  # a run that is started again cuts the batch in progress otherwise
         flock.runs.add(self.run_name)
         kernel.after(0.2, lambda: self._begin(1))
 
@@ -93,6 +94,7 @@ class Query:
         self._done = {}
         self._began_ms = self._began_ms or int(self.kernel.time_s * 1000)
         self.kernel.tell(self.name, "begins batch", self.batch, self.run_name)
+        self.kernel.points.reach(f"{self.name} begins {self.batch}")
         self.began()
         for lane in range(len(self.batches[self.batch])):
             self.attempt(run, self.batch, lane)
@@ -174,6 +176,7 @@ class Query:
         if (run, batch) != (self.run, self.batch) or self.over:
             return
         self.kernel.tell(self.name, "commits batch", batch)
+        self.kernel.points.reach(f"{self.name} commits {batch}")
         self._tell_committed(batch)
         for process, _ in list(self.tasks):
             process.kill()
@@ -189,29 +192,37 @@ class Query:
             self._committed(operator, Committed(batch, self._began_ms, inputs, outputs))
             inputs = {lane: rows_of(some) for lane, some in outputs.items()}
 
-    def crash(self) -> bool:
+    def crash(self) -> None:
         """The application dies, and is started again: the batch in progress comes again, in another run."""
-        if self.over:
-            return False
         self.flock.runs.discard(self.run_name)
         self.run += 1
         self.flock.runs.add(self.run_name)
+        if self.recut:
+            self.batches = [*self.batches[: self.batch], self._cut_anew(), *self.batches[self.batch + 1 :]]
         for process, _ in list(self.tasks):
             process.kill()
         run = self.run
         self.kernel.after(self.kernel.dice.random() * 0.3, lambda: self._begin(run))
-        return True
 
-    def kill_task(self) -> bool:
-        if self.tasks:
-            self.kernel.dice.choice(self.tasks)[0].kill()
-        return bool(self.tasks)
+    def _cut_anew(self) -> list[list[list[Row]]]:
+        """The same rows, in other lanes and chunks; the first lane has some."""
+        lanes = self.batches[self.batch]
+        rows = [row for chunks in lanes for chunk in chunks for row in chunk]
+        anew: list[list[list[Row]]] = [[] for _ in lanes]
+        while rows:
+            size = self.kernel.dice.randint(1, 6)
+            anew[self.kernel.dice.randrange(len(anew)) if anew[0] else 0].append(rows[:size])
+            rows = rows[size:]
+        return anew
 
-    def speculate(self) -> bool:
-        if self.tasks:
-            _, lane = self.kernel.dice.choice(self.tasks)
-            self.attempt(self.run, self.batch, lane)
-        return bool(self.tasks)
+    def killing(self, lane: int) -> Callable[[], None] | None:
+        """Of a task of the lane; none if there is none."""
+        return next((process.kill for process, of in self.tasks if of == lane), None)
+
+    def speculation(self, lane: int) -> Callable[[], None] | None:
+        if all(of != lane for _, of in self.tasks):
+            return None
+        return lambda: self.attempt(self.run, self.batch, lane)
 
 
 class Queries:
@@ -227,14 +238,13 @@ class Queries:
     def over(self) -> bool:
         return all(query.over and not query.tasks for query in self)
 
-    def crash(self) -> bool:
-        return self._any().crash()
+    def named(self, name: str) -> Query:
+        return next(query for query in self if query.name == name)
 
-    def kill_task(self) -> bool:
-        return self._any().kill_task()
-
-    def speculate(self) -> bool:
-        return self._any().speculate()
-
-    def _any(self) -> Query:
-        return self._queries[0].kernel.dice.choice(self._queries)
+    def draw(self, kind: str) -> Sequence[tuple[Any, ...]]:
+        """Which query is hit by a fault, and which of its lanes."""
+        dice = self._queries[0].kernel.dice
+        query = dice.choice(self._queries)
+        if kind == "restart":
+            return [] if query.over else [(query.name,)]
+        return [(query.name, dice.choice(query.tasks)[1])] if query.tasks else []

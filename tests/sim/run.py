@@ -7,8 +7,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 from godwit import ports
@@ -20,13 +22,13 @@ from tests.sim.checks import Checks
 from tests.sim.faults import Faults
 from tests.sim.flock import Flock, Plan
 from tests.sim.kernel import Breach, Kernel
-from tests.sim.moves import Moves
+from tests.sim.moves import Moves, Order
 from tests.sim.network import Network
-from tests.sim.operators import BATCH_MS, draw_operator
-from tests.sim.query import Batches, Committed, Queries, Query, Row, route_hash
+from tests.sim.operators import operator_of
+from tests.sim.query import Committed, Queries, Query, route_hash
+from tests.sim.schedule import Happening, Schedule, draw_load
 from tests.sim.watching import watched
 
-QUERIES = ((("a",),), (("a",),), (("a", "b"),), (("a",), ("b",)))  # the operators of each
 HORIZON_S = 1.2  # about how long an undisturbed run takes: what comes later meets no rows
 AFTER_FAULTS_S = 400.0  # by then everything has come to an end
 TURNS_MAX = 400_000
@@ -45,40 +47,60 @@ class Result:
 
 
 class Run:
-    """`protocol`: by which all keys move, if it is to be one only."""
+    """`protocol`: by which all keys move, if it is to be one only. `schedule`: what to run, instead of what the seed says."""
 
-    def __init__(self, seed: int, protocol: str | None = None) -> None:
+    def __init__(self, seed: int, protocol: str | None = None, schedule: Schedule | None = None) -> None:
         self.seed = seed
         self.dice = dice = Random(seed)
+        self.load = load = draw_load(dice) if schedule is None else schedule.load
         self.kernel = Kernel(dice)
+        self.kernel.restless, self.kernel.sync_s = load.restless, load.sync_s
         self.network = Network(self.kernel)
+        self.happenings: list[Happening] = []  # by chance, as they came
         self.root = Path(tempfile.mkdtemp(prefix="godwit-sim-", dir=MEMORY if MEMORY.is_dir() else None))
-        names = tuple(f"host-{at}" for at in range(dice.randint(2, 4)))
-        first = Routing.spread(names[: dice.randint(1, len(names))], dice.choice((4, 8, 12)))
-        keys = sorted(dice.sample(range(1, 10_000), dice.randint(4, 14)))
-        by_query = dice.choice(QUERIES)
-        operators = tuple(draw_operator(dice, name) for names in by_query for name in names)
-        plan = Plan(names, first, operators, dice.choice(("process", "disk")), dice.random() < 0.3)
+        first = Routing.spread(load.names[: load.owners], load.groups)
+        operators = tuple(operator_of(name, kind) for name, kind in load.operators.items())
         with ports.use(self.kernel), line.use(self.network):
-            self.flock = Flock(self.kernel, self.root, plan)
-        self.checks = {operator.spec.name: Checks(self.flock, operator.spec, keys) for operator in operators}
-        self.queries = Queries(
-            [self._query(f"query-{at}", names, keys, len(operators)) for at, names in enumerate(by_query)]
-        )
-        self.moves = Moves(self.kernel, self.flock, [route_hash(key) for key in keys], protocol)
-        self.faults = Faults(self.kernel, self.network, self.flock, self.queries)
+            self.flock = Flock(self.kernel, self.root, Plan(load.names, first, operators, load.durability, load.backup))
+        self.checks = {one.spec.name: Checks(self.flock, one.spec, load.keys) for one in operators}
+        self.queries = Queries([self._query(at) for at in range(len(load.queries))])
+        hashes = [route_hash(key) for key in load.keys]
+        self.moves = Moves(self.kernel, self.flock, hashes, protocol, self._note)
+        self.faults = Faults(self.kernel, self.network, self.flock, self.queries, self._note)
         self.kernel.after_turn = self._check_owners
+        self._plan() if schedule is None else self._follow(schedule)
+
+    def _plan(self) -> None:
         for query in self.queries:
             query.began = self.moves.batch_began
-        # The windows of these lanes are small: a router would answer each before it reads the next, and never be ahead.
-        self.small_rows_max = Random(f"windows {seed}").choice((0, router.SMALL_ROWS_MAX))
         batches = sum(len(query.batches) for query in self.queries)
-        self.moves.plan(dice.choice((0, 1, 2, 3, 4, 6)), HORIZON_S, batches)
-        self.faults.plan(dice.choice((0, 1, 2, 3, 4, 6)), HORIZON_S)
+        self.moves.plan(self.dice.choice((0, 1, 2, 3, 4, 6)), HORIZON_S, batches)
+        self.faults.plan(self.dice.choice((0, 1, 2, 3, 4, 6)), HORIZON_S)
 
-    def _query(self, name: str, operators: Sequence[str], keys: list[int], among: int) -> Query:
-        batches = _batches(self.dice, keys, among)
-        return Query(self.kernel, self.flock, name, operators, batches, self._committed)
+    def _follow(self, schedule: Schedule) -> None:
+        self.flock.planned = {host: list(some) for host, some in schedule.recoveries.items()}
+        for happening in schedule.happenings:
+            self.kernel.points.at(happening.at, partial(self._do, happening.action))
+
+    def _do(self, action: Sequence[Any]) -> None:
+        kind, *what = action
+        if kind == "move":
+            self.moves.ask_for(Order.from_dict(*what))
+        else:
+            self.faults.do(action)
+
+    def _note(self, action: Sequence[Any]) -> None:
+        self.happenings.append(Happening(self.kernel.points.now(), action))
+
+    def schedule(self, about: str, hole: str = "") -> Schedule:
+        """What has happened, to be done again."""
+        return Schedule(about, self.load, self.happenings, self.flock.recoveries, hole, [self.seed])
+
+    def _query(self, at: int) -> Query:
+        load = self.load
+        query = Query(self.kernel, self.flock, f"query-{at}", load.queries[at], load.batches[at], self._committed)
+        query.recut = load.recut
+        return query
 
     def _committed(self, operator: str, committed: Committed) -> None:
         self.checks[operator].committed(committed, int(self.kernel.time_s * 1000))
@@ -89,8 +111,9 @@ class Run:
 
     def run(self) -> Result:
         breach: Breach | None = None
-        ahead = patch.object(router, "SMALL_ROWS_MAX", self.small_rows_max)
-        with ports.use(self.kernel), line.use(self.network), watched(self.faults.effect), ahead:
+        ahead = patch.object(router, "SMALL_ROWS_MAX", 0 if self.load.ahead else router.SMALL_ROWS_MAX)
+        watch = watched(self.kernel, self.faults.effect)
+        with ports.use(self.kernel), line.use(self.network), watch, ahead:
             try:
                 self._to_the_end()
             except Breach as found:
@@ -119,7 +142,8 @@ class Run:
         return [*batches, *self.flock.unresolved()]
 
     def _result(self, breach: Breach | None) -> Result:
-        faults = self.faults.happened + Counter({"takeover": self.flock.takeovers})
+        takeovers = Counter({"takeover": self.flock.takeovers, "takeover by copies": self.flock.by_copies})
+        faults = self.faults.happened + takeovers
         result = Result(self.seed, faults, Counter(self.moves.outcomes.values()), self.kernel.turns)
         if breach is not None:
             result.breach, result.invariant = str(breach), breach.invariant
@@ -129,23 +153,3 @@ class Run:
 
 def run_seed(seed: int, protocol: str | None = None) -> Result:
     return Run(seed, protocol).run()
-
-
-def _batches(dice: Random, keys: list[int], among: int) -> Batches:
-    """Some keys far more often than others, some rows late. The more operators there are, the less each has to do."""
-    numbers = iter(range(1_000_000))
-
-    def row(batch: int) -> Row:
-        behind_ms = dice.choice((0, BATCH_MS, 2 * BATCH_MS, 4 * BATCH_MS)) if dice.random() < 0.3 else 0
-        at_ms = max(1, batch * BATCH_MS + dice.randrange(BATCH_MS) - behind_ms)
-        return keys[int(len(keys) * dice.random() ** 2)], next(numbers), at_ms
-
-    def lane(batch: int, chunks: int) -> list[list[Row]]:
-        return [[row(batch) for _ in range(dice.randint(1, 10 // among))] for _ in range(chunks)]
-
-    def lanes(batch: int) -> list[list[list[Row]]]:
-        """The first has rows."""
-        return [lane(batch, dice.randint(1 if at == 0 else 0, 4)) for at in range(count)]
-
-    count = dice.randint(1, 3)
-    return [lanes(batch) for batch in range(dice.randint(2, 5))]

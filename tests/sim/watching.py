@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
@@ -13,6 +15,8 @@ from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Work
 from godwit.runtime.messages import OpenLane
+from godwit.runtime.takeover import rescue
+from tests.sim.kernel import Kernel
 
 Effected = Callable[[str, str, Any], None]  # host, migration, effect
 
@@ -27,26 +31,46 @@ class Open:
 
 
 @contextmanager
-def watched(tell: Effected) -> Iterator[None]:
-    """Before an effect is carried out."""
-    origin_do, receiver_do, open_lane = OriginEffects.do, Receiver._do, LaneExchange._open
+def watched(kernel: Kernel, tell: Effected) -> Iterator[None]:
+    """Each effect is told before it is carried out; points have names before and after it."""
+    origin_do, receiver_do, open_lane, write_will = (
+        OriginEffects.do,
+        Receiver._do,
+        LaneExchange._open,
+        rescue.write_will,
+    )
+
+    def around(host: str, migration: str, effect: Any, do: Callable[[], None]) -> None:
+        name = f"{host} {migration} {type(effect).__name__} {getattr(effect, 'step', '')}".rstrip()
+        tell(host, migration, effect)
+        kernel.points.reach(name)
+        do()
+        kernel.points.reach(f"{name} done")
 
     def at_origin(effects: OriginEffects, effect: Any) -> None:
-        tell(effects.handover.services.host, effects.handover.request.id, effect)
-        origin_do(effects, effect)
+        handover = effects.handover
+        around(handover.services.host, handover.request.id, effect, lambda: origin_do(effects, effect))
 
     def at_target(receiver: Receiver, effect: Any) -> None:
-        tell(receiver.handover.services.host, receiver.id, effect)
-        receiver_do(receiver, effect)
+        around(receiver.handover.services.host, receiver.id, effect, lambda: receiver_do(receiver, effect))
 
     def at_batch(exchange: LaneExchange, shared: SharedInstance, lane: OpenLane) -> Work:
-        tell(exchange._port.host, "", Open(shared.instance.spec.name, lane.batch, lane.lane))
+        host, operator = exchange._port.host, shared.instance.spec.name
+        tell(host, "", Open(operator, lane.batch, lane.lane))
+        kernel.points.reach(f"{host} opens {operator} {lane.batch}")
         return open_lane(exchange, shared, lane)
 
-    OriginEffects.do, Receiver._do = at_origin, at_target  # type: ignore[method-assign]
-    LaneExchange._open = at_batch  # type: ignore[method-assign]
-    try:
+    def at_will(directory: Path, *rest: Any) -> None:
+        kernel.points.reach(f"will of {directory.name}")
+        write_will(directory, *rest)
+        kernel.points.reach(f"will of {directory.name} done")
+
+    with ExitStack() as stack:
+        for owner, name, instead in (
+            (OriginEffects, "do", at_origin),
+            (Receiver, "_do", at_target),
+            (LaneExchange, "_open", at_batch),
+            (rescue, "write_will", at_will),
+        ):
+            stack.enter_context(patch.object(owner, name, instead))
         yield
-    finally:
-        OriginEffects.do, Receiver._do = origin_do, receiver_do  # type: ignore[method-assign]
-        LaneExchange._open = open_lane  # type: ignore[method-assign]
