@@ -1,4 +1,4 @@
-"""What every aggregate of a window is: typed columns that hold it half done, and how more is added to them.
+"""The base of all aggregates of windows: typed columns of a partial result, and how more rows are added to them.
 
 All zero (None where width varies) means that no row was added. An aggregate must not know which rows make a
 window. It adds strictly from left to right, so that results do not depend on how rows were cut into chunks.
@@ -51,7 +51,7 @@ class Aggregate(ABC):
     @property
     @abstractmethod
     def parts(self) -> Mapping[str, pa.DataType]:
-        """The columns that hold it half done, by the last part of their names."""
+        """The columns of the partial result, by the last part of their names."""
 
     @property
     @abstractmethod

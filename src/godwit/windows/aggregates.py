@@ -47,7 +47,7 @@ def parse_aggregates(aggregates: Mapping[str, AggregateSpec]) -> dict[str, tuple
 
 
 def merge_by(aggregates: Mapping[str, tuple[str, str | None]], columns: Sequence[str]) -> dict[str, str]:
-    """How columns of a pane's rows become one so that the aggregates stay the same; the last value where nobody looks."""
+    """How rows of a pane may be merged so that the aggregates stay the same; the last value for other columns."""
     ways: dict[str, str] = {}
     for alias, (function, column) in aggregates.items():
         if function not in MERGED or column is None:

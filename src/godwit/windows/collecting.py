@@ -15,7 +15,7 @@ from godwit.windows.aggregate import ROWS, Aggregate, Into, Mask, is_atomic, sto
 
 
 class Edge(Aggregate):
-    """The value of the first or last row, null if it is null there."""
+    """The value of the first or last row, null if that row has null."""
 
     __slots__ = ()
     part: ClassVar[str]
@@ -53,7 +53,7 @@ class Edge(Aggregate):
     @staticmethod
     @abstractmethod
     def _in_turn(rows: Index) -> Index:
-        """Row numbers so ordered that the one that counts comes last."""
+        """Row numbers in an order in which the row that counts comes last."""
 
     @staticmethod
     @abstractmethod

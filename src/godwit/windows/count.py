@@ -1,8 +1,8 @@
 """Windows of a number of rows of a key, in the order in which the rows came.
 
-A pane is as many rows as size and slide are both multiples of. A key's last panes, as many as make a window, are a ring in
-its state: pane p, whether full or still open, is element p modulo their number. A window leaves with the row that fills it;
-one that is not full stays in the state.
+The rows of a pane are the greatest common divisor of size and slide. The last panes of a key, as many as make a window, are a
+ring in its state: pane p, full or still open, is element p modulo their number. A window is emitted with the row that fills
+it; a window that is not full stays in the state.
 """
 
 from __future__ import annotations

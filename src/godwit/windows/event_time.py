@@ -1,13 +1,12 @@
-"""Windows of so much event time, as Spark's `window()`: from the epoch on, start inclusive, end exclusive.
+"""Windows of a span of event time, as Spark's `window()`: from the epoch on, start inclusive, end exclusive.
 
-A window is given out when the watermark reaches its end, by a timer of its key: no row is needed for that, so
-an idle key's windows close on a heartbeat. A row counts for every window that is not yet past its allowed
-lateness, even if the row itself is behind the watermark, as in Spark; where such a window is already out, it
-is given out again, updated, once per micro-batch. Decides all this from the two watermarks it is told: the
-one that closes windows and the one by which rows are late. It must not know where they come from.
+A window is emitted when the watermark reaches its end, by a timer of its key: no row is needed, so windows of an idle key
+close, too. A row counts for every window that is not yet past its allowed lateness, even if the row itself is behind the
+watermark, as in Spark. If such a window was emitted already, it is emitted again, updated, once per micro-batch. Decides this
+from two watermarks: the one that closes windows and the one by which rows are late. It must not know where they come from.
 
 A key has one timer for the next end at which a window of its panes closes, however many windows overlap, one for
-each closed window that a late row changed, and, when nothing else is left to come, one to forget its last panes.
+each closed window that a late row changed, and, when no window is left to close, one to drop its last panes.
 Timers that are due at the same watermark have to come in one call.
 """
 
@@ -133,7 +132,7 @@ class EventSliding(Window):
         return pa.struct([pa.field("start", self._moment), pa.field("end", self._moment)])
 
     def _last_end(self, moment: Index) -> Index:
-        """When the last window closes that holds this moment."""
+        """When the last window that contains this moment closes."""
         last: Index = moment - (moment - self._offset) % self._slide + self._size
         return last
 
@@ -157,7 +156,7 @@ class EventSliding(Window):
         return result
 
     def _await(self, state: States, owners: Index, starts: Index, late_us: int, watermark_us: int) -> None:
-        """See to it that the windows of these panes, which just got rows, are given out."""
+        """Set the timers that emit the windows of these panes, which just got rows."""
         pending = _pending(state)
         soonest = self._soonest(starts, owners, watermark_us, pending)
         sooner = soonest < pending
@@ -189,7 +188,7 @@ class EventSliding(Window):
         return who[order], end[order], timer[order]
 
     def _settle(self, state: States, owners: Index, starts: Index, watermark_us: int) -> None:
-        """Forget panes that no row may change any more, and set each key's next timer."""
+        """Drop panes that no row may change any more, and set each key's next timer."""
         until = self._last_end(starts) + self._lateness
         left = until > watermark_us
         kept_until = np.full(len(state.keys), -_FAR_US)

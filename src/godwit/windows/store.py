@@ -1,9 +1,9 @@
 """Where the panes of event-time windows are in typed state.
 
-Every row would otherwise change an entry of a map, which costs far more than a column: so a key's newest panes are slots in its
-value, read and written for all keys at once. A pane's slot is its number modulo the number of slots. If two want the same,
-the newer has it, and the older goes to a map, where it stays until it is forgotten. A slot with no rows is free. Decides
-this placing only; it must not know windows or time.
+The newest panes of a key are slots in its value, which are read and written as columns for all keys at once: an entry of a map
+per row would cost far more. A pane's slot is its number modulo the number of slots. If two panes have the same slot, the newer
+one gets it, and the older one goes to a map, where it stays until it is dropped. A slot with no rows is free. Decides only
+the place of a pane; it must not know windows or time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PaneStore:
         return panes
 
     def save(self, state: States, owners: Index, starts: Index, panes: Columns) -> None:
-        """Put panes where `load` finds them; a pair may not come twice."""
+        """Store panes for `load`; a (key position, start) pair may not come twice."""
         slot = self._slot(starts)
         starts_before = np.where(state[ROWS] > 0, state[START], np.iinfo(np.int64).min)
         newest = starts_before.copy()
@@ -74,7 +74,7 @@ class PaneStore:
             state[name][owners, slot] = panes[name][to_slot]
 
     def read(self, state: States) -> tuple[Index, Index, Columns]:
-        """All panes of all keys at hand: key positions and starts, in order of both, and what they hold."""
+        """All panes of all keys at hand: key positions and starts, in order of both, and their columns."""
         owners, slot = np.nonzero(state[ROWS] > 0)
         starts = state[START][owners, slot]
         panes = {name: state[name][owners, slot] for name in self._names}

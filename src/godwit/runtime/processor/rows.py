@@ -1,4 +1,4 @@
-"""What a processor is called with and what it gives back, whatever its flavour.
+"""What a processor is called with and what it returns, for all flavours of processors.
 
 A host groups a chunk by key once, vectorised, and hands the result to the operator's adapter. An adapter knows one flavour of
 user code (PySpark rows, pandas, native) and the staged state; it must not know of lanes, batches, ledgers or files.
@@ -141,7 +141,7 @@ def column(batch: pa.RecordBatch, name: str, fill: Any = None) -> Array:
 
 
 def values_of(array: pa.Array[Any]) -> tuple[Array, npt.NDArray[np.bool_] | None]:
-    """The values of an array, anything where it is null, and which are not null (None: all)."""
+    """The values of an array, undefined where it is null, and a mask of values that are not null (None: all)."""
     kind = array.type
     if pa.types.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())

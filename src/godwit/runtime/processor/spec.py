@@ -1,4 +1,4 @@
-"""What an operator is, apart from its code: the part of a definition that a checkpoint keeps and compares.
+"""The definition of an operator without its code: the checkpoint stores it and compares it with later definitions.
 
 Hosts rebuild state from it without the user's processor, and a restart with another key, schema or processor is refused by
 comparing two of them.
@@ -74,7 +74,7 @@ class OperatorSpec:
         return cls(**fields)
 
     def differences(self, stored: OperatorSpec) -> list[str]:
-        """What in this definition does not fit the state that `stored` describes. New variables are fine."""
+        """Why this definition does not fit the state that was made with the `stored` one. New variables are fine."""
         differences = []
         if not self.key_schema.equals(stored.key_schema):
             differences.append(f"key {_columns(self.key_schema)} instead of {_columns(stored.key_schema)}")
@@ -124,7 +124,7 @@ class Operator:
 
 
 def merge_of(data: Sequence[Sequence[str]] | None) -> Merge:
-    """As it was written; older definitions have none."""
+    """From its form in JSON; older definitions have no merge."""
     return tuple((name, way) for name, way in data or ())
 
 

@@ -1,12 +1,12 @@
-"""A watch over user code: a processor that hangs is interrupted, and if it cannot be, its host ends itself.
+"""A watch over user code: a processor that hangs is interrupted. If it cannot be interrupted, its host ends itself.
 
-Python cannot stop a thread from outside, but it can raise an exception in one at the next bytecode. That ends most hangs with
-the state as it was. A hang inside C code cannot be reached that way: then the host leaves an obituary and exits, and the
-next generation starts from what is durable.
+Python cannot stop a thread from outside, but it can raise an exception in a thread at the next bytecode. That ends most hangs
+with the state as it was. A hang inside C code cannot be interrupted: then the host writes an obituary and exits, and the next
+generation starts from the changelog.
 
-A chunk may be many calls of user code. The thread that makes them only counts them; this thread looks at the count, and a call
-that it sees for the first time begins then. So the time that a call may take is never cut short, and a call costs one
-assignment; a call that hangs is noticed up to two looks late.
+A chunk may need many calls of user code. The working thread only counts its calls, at the cost of one assignment each. The
+watching thread reads the count at intervals: for it, a call begins when the count has changed. So a call always gets its full
+time, and a hang is noticed up to two intervals late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from godwit.errors import ProcessorTimeout
 
 LOOK_S = 0.2
 GRACE_S = 5.0
-INTERRUPT_S = 1.0  # an interrupt strikes at the next bytecode; one that has not by then was swallowed by user code
+INTERRUPT_S = 1.0  # an interrupt comes at the next bytecode; after this time user code has swallowed it
 
 
 class _Hang(BaseException):
@@ -38,7 +38,7 @@ class _Call:
     count: Callable[[], int]
     counted: int
     interrupted: bool = False
-    where: dict[str, Any] = field(default_factory=dict)  # what it was doing when it was interrupted
+    where: dict[str, Any] = field(default_factory=dict)  # the key and batch when it was interrupted
 
 
 class Watch:
@@ -62,7 +62,7 @@ class Watch:
     def over(
         self, timeout_s: float, describe: Callable[[], dict[str, Any]], count: Callable[[], int] = lambda: 0
     ) -> Iterator[None]:
-        """Watch what this thread does from here on. `count` gives another number whenever a further call has begun."""
+        """Watch this thread from here on. `count` returns another number for each further call of user code."""
         call = _Call(ports.thread_id(), ports.now_s(), timeout_s, describe, count, count())
         with self._lock:
             self._calls[call.thread] = call
@@ -83,7 +83,9 @@ class Watch:
         if not call.interrupted:
             return
         deadline = ports.now_s() + INTERRUPT_S
-        while ports.now_s() < deadline:  # it is on its way: take it here, not in the middle of our own work
+        while (
+            ports.now_s() < deadline
+        ):  # the interrupt is on its way: take it here, not in the middle of the host's own work
             ports.sleep(0.001)
         raise _Hang
 
@@ -100,7 +102,10 @@ class Watch:
                     self._look(call)
 
     def _look(self, call: _Call) -> None:
-        counted, now = call.count(), ports.now_s()  # in this order: a call seen first has not begun later than now
+        counted, now = (
+            call.count(),
+            ports.now_s(),
+        )  # in this order: a new call has not begun later than now
         if counted != call.counted and not call.interrupted:
             call.counted, call.since = counted, now
         elif now - call.since > call.timeout_s:
@@ -109,7 +114,7 @@ class Watch:
     def _act(self, call: _Call, now: float) -> None:
         if not call.interrupted:
             call.interrupted = True
-            call.where = call.describe()  # now: on its way out user code may forget what it was at
+            call.where = call.describe()  # now: after the interrupt user code may not know its key any more
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(_Hang))
         elif now - call.since > call.timeout_s + GRACE_S:
             self._give_up(_timeout(call))
