@@ -67,7 +67,7 @@ class Routing:
     def parted(self, hosts: Sequence[str]) -> Routing:
         """The table without these hosts, which own nothing any more.
 
-        The table may have missed moves and still give units to one of these hosts. Such units go to the first host of the
+        The table may have missed moves and still give units to one of these hosts. Those units go to the first host of the
         table, which refuses their rows and names the owner.
         """
         left = tuple(host for host in self.hosts if host not in hosts)

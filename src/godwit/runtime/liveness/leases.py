@@ -74,7 +74,7 @@ def _read_owner(path: Path) -> dict[str, Any] | None:
         flaw = str(error)
     raise CheckpointUnusable(
         f"{path.name} does not say which flock owns the checkpoint: {flaw}",
-        todo="Open a Flock on the checkpoint: that writes the file anew, and nothing else is lost with it",
+        todo="Open a Flock on the checkpoint: the Flock writes this file again, and nothing else depends on its content",
         file=str(path),
     )
 
