@@ -222,7 +222,7 @@ def page() -> str:
         "# Benchmarks",
         "",
         "Made by `make bench-throughput` and `make bench-recovery` (raw results in `benchmarks/results/`), written by",
-        "`python -m benchmarks.report.docs`. Other machines give other figures; ratios within a run are what carries over.",
+        "`python -m benchmarks docs`. Other machines give other figures; ratios within a run are what carries over.",
         "",
         "## Key-count: rows a second and batch latency",
         f"Measured on {measured_on('throughput')}. 10,000 keys, 2 partitions, 2 hosts, noop sink, one output row per input row",
