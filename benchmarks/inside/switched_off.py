@@ -17,8 +17,7 @@ from godwit.runtime.host.host import HostConfig
 from godwit.runtime.memory.gauges import Gauges
 from godwit.runtime.memory.sketch import HotKeys
 from godwit.spark.hosts import host_jobs
-
-SERVE = host_jobs.serve
+from godwit.spark.hosts.host_task import serve
 
 
 def without_ownership() -> AbstractContextManager[None]:
@@ -36,12 +35,12 @@ def _hosts_run(body: Callable[[HostConfig], None]) -> AbstractContextManager[Non
 
 
 def serve_without_ownership(config: HostConfig) -> None:
-    SERVE(replace(config, routing=None))
+    serve(replace(config, routing=None))
 
 
 def serve_without_measures(config: HostConfig) -> None:
     with measures_off():
-        SERVE(config)
+        serve(config)
 
 
 @contextmanager
