@@ -231,14 +231,14 @@ def test_a_host_that_is_given_up_for_lost_while_it_starts_does_not_serve(
     nest: Nest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has looked for its will before there was one, and opens its log when others own what is in it."""
-    opened = Host._opened
+    opened = Host._open_log
 
     def late(host: Host) -> Any:
         taken_over(nest, "host-2", ["host-0", "host-1"], {})
         return opened(host)
 
     nest.kill("host-2")
-    monkeypatch.setattr(Host, "_opened", late)
+    monkeypatch.setattr(Host, "_open_log", late)
     with pytest.raises(StaleGeneration, match="other hosts own its keys"):
         Host(nest.config("host-2"), lambda: 0).run()
     assert nest.lease("host-2") is None

@@ -27,7 +27,7 @@ from tests.sim.network import Network
 from tests.sim.operators import operator_of
 from tests.sim.query import Committed, Queries, Query, route_hash
 from tests.sim.schedule import Happening, Schedule, draw_load
-from tests.sim.watching import watched
+from tests.sim.watching import impossible_events_end, watched
 
 HORIZON_S = 1.2  # about how long an undisturbed run takes: what comes later meets no rows
 AFTER_FAULTS_S = 400.0  # by then everything has come to an end
@@ -113,7 +113,8 @@ class Run:
         breach: Breach | None = None
         ahead = patch.object(router, "SMALL_ROWS_MAX", 0 if self.load.ahead else router.SMALL_ROWS_MAX)
         watch = watched(self.kernel, self.faults.effect)
-        with ports.use(self.kernel), line.use(self.network), watch, ahead:
+        impossible = impossible_events_end(self.kernel)
+        with ports.use(self.kernel), line.use(self.network), watch, impossible, ahead:
             try:
                 self._to_the_end()
             except Breach as found:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from godwit.errors import InvariantBroken
 from godwit.migration import PROTOCOLS
 from godwit.migration import events as ev
-from godwit.migration.origin import OVER, REVOCABLE, Origin, Phase, Step, drawn, with_timers
+from godwit.migration.origin import IMPOSSIBLE, OVER, REVOCABLE, Origin, Phase, Step, drawn, with_timers
 from godwit.migration.push import by_backlog
 from godwit.migration.target import TABLE, Target, TargetPhase
 from godwit.model.units import Unit, Units
@@ -343,3 +344,45 @@ def test_target_may_decline_units_with_timers(name: str) -> None:
     for event in (ev.Begun(), ev.Offered(ONE), ev.Copied(0), ev.CaughtUp(0), ev.HandoverRequested()):
         machine.on(event)
     assert names(machine.on(ev.Declined(0))) == ["Resume"]
+
+
+# -- events that cannot happen ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [
+        ("live", ev.Prepared(0)),
+        ("live", ev.Declined(0)),
+        ("live", ev.Served(0)),
+        ("pause", ev.Missing(0)),
+        ("pause", ev.Released(0)),
+        ("pause", ev.TargetLost(0)),
+        ("push", ev.Turn(0)),
+    ],
+)
+def test_an_event_that_cannot_happen_is_an_error_with_the_story_of_the_step(name: str, event: ev.Event) -> None:
+    machine, _ = begun(name, ONE)
+    with pytest.raises(InvariantBroken, match=rf"{type(event).__name__} cannot happen to step 0.*before: .*Turn to "):
+        machine.on(event)
+
+
+def test_a_target_is_told_of_a_write_that_it_has_not_begun() -> None:
+    with pytest.raises(InvariantBroken, match="Durable cannot happen to step 0 in phase ABSENT; before: nothing"):
+        Target().on(ev.Durable(0))
+
+
+@every_protocol
+def test_no_line_of_a_table_is_for_an_event_that_cannot_happen(name: str) -> None:
+    """But for the events that the machine tells itself: it does so only where there is a line."""
+    own = (ev.Turn, ev.TurnNear)
+    lines = [(phase, event) for phase, event in PROTOCOLS[name].table if event not in own]
+    assert [event for phase, event in lines if phase in IMPOSSIBLE.get(event, ())] == []
+
+
+@every_protocol
+def test_an_answer_that_comes_again_after_the_step_has_ended_changes_nothing(name: str) -> None:
+    machine = released(name)
+    machine.on(ev.Served(0))
+    for event in (ev.Copied(0), ev.CaughtUp(0), ev.Prepared(0), ev.Declined(0), ev.Missing(0), ev.Served(0)):
+        assert machine.on(event) == []

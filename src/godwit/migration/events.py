@@ -6,9 +6,11 @@ carries them out in order (`runtime.handover.mover`, `runtime.handover.receiver`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from godwit.errors import InvariantBroken
 from godwit.model.units import Unit, Units
 
 Forward = Literal["rows", "changes"]
@@ -369,3 +371,12 @@ class AskOutcome(Effect):
     """Ask the origin, its successor or its heirs whether the origin's log has released the step, until there is an answer."""
 
     step: int
+
+
+# -- events that cannot happen ---------------------------------------------------------------------------------------
+
+
+def impossible(event: Event, step: int, phase: str, story: Sequence[tuple[str, str]]) -> InvariantBroken:
+    """An event that cannot happen in this phase, with the story of the step: its events, and the phases they led to."""
+    earlier = ", ".join(f"{name} to {after}" for name, after in story) or "nothing"
+    return InvariantBroken(f"{type(event).__name__} cannot happen to step {step} in phase {phase}; before: {earlier}")

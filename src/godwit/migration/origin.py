@@ -20,6 +20,8 @@ from godwit.migration.events import (
     AbortRequested,
     BatchBegan,
     Begun,
+    CaughtUp,
+    Copied,
     Copy,
     Cut,
     Declined,
@@ -49,6 +51,7 @@ from godwit.migration.events import (
     TurnNear,
     UnitsRequested,
     Waiting,
+    impossible,
 )
 from godwit.model.units import Units
 
@@ -177,6 +180,30 @@ COMMON: Table = {
 }
 
 
+# -- events that cannot happen ---------------------------------------------------------------------------------------
+
+_BEFORE_COPY = frozenset((Phase.QUEUED, Phase.OFFERED, Phase.LENT))
+_BEFORE_CUT = _BEFORE_COPY | {Phase.COPYING, Phase.FOLLOWING}
+_BEFORE_RELEASE = _BEFORE_CUT | {Phase.CUT, Phase.WAITING}
+_EVER = frozenset(Phase)
+
+# By event, the phases in which it cannot happen, unless the protocol has a line for it: the origin posts it itself, or the
+# target answers something that was not sent on this connection. In all other phases an event without a line comes late or
+# again, after the step has gone on (design/015), and changes nothing.
+IMPOSSIBLE: Mapping[type[Event], frozenset[Phase]] = {
+    Turn: _EVER,
+    TurnNear: _EVER,
+    Copied: _BEFORE_COPY,
+    CaughtUp: _BEFORE_COPY,
+    Prepared: _BEFORE_CUT,
+    Declined: _BEFORE_CUT,
+    Released: _EVER - {Phase.RELEASING},
+    Missing: _BEFORE_RELEASE | {Phase.RELEASING},
+    Served: _BEFORE_RELEASE,
+    TargetLost: _EVER - {Phase.RELEASED, Phase.SHIPPED},
+}
+
+
 # -- a protocol, and the machine that runs it ------------------------------------------------------------------------
 
 
@@ -286,9 +313,14 @@ class Origin:
         return [effect for step in self.steps for effect in self._advance(step, event)]
 
     def _advance(self, step: Step, event: Event) -> list[Effect]:
-        """An event without a line in the table has come too late, or for the second time: it changes nothing."""
+        """An event without a line in the table has come too late, or for the second time: it changes nothing.
+
+        Unless it cannot have happened: then something is wrong that must not go on.
+        """
         transition = self.protocol.table.get((step.phase, type(event)))
         if transition is None:
+            if step.phase in IMPOSSIBLE.get(type(event), ()):
+                raise impossible(event, step.number, step.phase.name, step.story)
             return []
         step.phase, action = transition
         step.story.append((type(event).__name__, step.phase.name))

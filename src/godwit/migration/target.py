@@ -33,8 +33,11 @@ from godwit.migration.events import (
     ReleaseReported,
     Serve,
     Stage,
+    impossible,
 )
 from godwit.model.units import Units
+
+STORY_EVENTS_MAX = 50  # of a step that is kept for days, on many connections
 
 
 class TargetPhase(Enum):
@@ -56,6 +59,7 @@ class TargetStep:
     units: Units = field(default_factory=Units)
     phase: TargetPhase = TargetPhase.ABSENT
     announced: bool = False  # on the current connection
+    story: list[tuple[str, str]] = field(default_factory=list)  # (event, phase it led to)
 
 
 Action = Callable[[TargetStep], list[Effect]]
@@ -186,8 +190,15 @@ class Target:
         return left
 
     def _advance(self, step: TargetStep, event: Event) -> list[Effect]:
+        """An event without a line in the table comes late or again (design/015), and changes nothing.
+
+        But that a step is durable is this host's own word, given while it writes the step: at no other time can it happen.
+        """
         transition = TABLE.get((step.phase, type(event)))
         if transition is None:
+            if isinstance(event, Durable):
+                raise impossible(event, step.number, step.phase.name, step.story)
             return []
         step.phase, action = transition
+        step.story = [*step.story[-STORY_EVENTS_MAX:], (type(event).__name__, step.phase.name)]
         return action(step)
