@@ -1,8 +1,8 @@
-"""Every error a user can meet, grouped by what the caller can do about it.
+"""Every error that a user can meet, grouped by what the caller can do: retry, stop, fix the input, or report a bug.
 
-Retry, stop, fix the input, or report a bug: the four branches of the tree say which. Each leaf has a stable code
-and carries the fields that say where it happened (operator, key, lane, batch, ...) and what to do next. Errors cross
-process borders (host to router, Python worker to driver), so they pickle, and they have a JSON form for the wire.
+Each leaf class has a stable code. An error carries fields that say where it happened (operator, key, lane, batch, ...) and the
+next step (`todo`). Errors travel between processes (host to router, Python worker to driver), so they can be pickled and have a
+JSON form.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GodwitError(Exception):
         return text
 
     def at(self, **fields: Any) -> Self:
-        """Add what an outer layer knows (operator, key, lane, batch); what is already known stays."""
+        """Add fields that an outer layer knows (operator, key, lane, batch). A field that is set already stays."""
         self.fields = {name: value for name, value in fields.items() if value is not None} | self.fields
         return self
 
@@ -108,7 +108,7 @@ class WorkLost(Retryable):
 
 
 class StateUncertain(Retryable):
-    """Memory may not be what the changelog says: this generation of the host ends, and the next one reads the changelog."""
+    """Memory may differ from the changelog: this generation of the host ends, and the next one reads the changelog."""
 
     code = "GODWIT-STATE-UNCERTAIN"
 
@@ -214,10 +214,10 @@ class InvariantBroken(Bug):
 
 
 def _leaves(root: type[GodwitError]) -> dict[str, type[GodwitError]]:
-    found = {root.code: root} if "code" in root.__dict__ else {}
+    leaves = {root.code: root} if "code" in root.__dict__ else {}
     for child in root.__subclasses__():
-        found |= _leaves(child)
-    return found
+        leaves |= _leaves(child)
+    return leaves
 
 
 CODES: Mapping[str, type[GodwitError]] = _leaves(GodwitError)

@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, tmp_path: Path) -> No
         flock.process(COUNTED.batch(spark), "key", Count(), name="once")
         with pytest.raises(DefinitionError, match="The operators are: count, once"):
             godwit.read_state(spark, tmp_path / "godwit", "cuont")
-        with pytest.raises(DefinitionError, match="ends with its evaluation"):
+        with pytest.raises(DefinitionError, match="ends with the evaluation"):
             godwit.read_state(spark, tmp_path / "godwit", "once")
         assert godwit.read_state(spark, tmp_path / "godwit", OPERATOR).collect() == []
 

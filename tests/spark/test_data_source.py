@@ -116,7 +116,7 @@ def test_without_an_operator_it_shows_what_the_checkpoint_contains(spark: SparkS
     ("options", "said"),
     [
         ({}, "path"),
-        ({"path": "{checkpoint}", "operator": "other"}, "There are: kept"),
+        ({"path": "{checkpoint}", "operator": "other"}, "The operators are: kept"),
         ({"path": "{checkpoint}", "operater": "kept"}, "unknown option 'operater'"),
         ({"path": "{checkpoint}/hosts"}, "is not the checkpoint of a flock"),
         ({"path": "{checkpoint}", "operator": "kept", "committedBatch": "last"}, "committedBatch='last'"),

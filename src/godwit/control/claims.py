@@ -1,4 +1,4 @@
-"""What may go on at the same time: requests that touch other units, other hosts and not both the roster."""
+"""Which requests may run at the same time: those with different units and hosts, of which at most one changes the roster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from godwit.model.units import Units
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a request holds until it has ended. `roster`: hosts join or leave by it."""
+    """What a request claims until it has ended. `roster`: hosts join or leave by the request."""
 
     units: Mapping[str, Units] = field(default_factory=dict)
     targets: frozenset[str] = frozenset()
@@ -20,16 +20,18 @@ class Claim:
 
     @classmethod
     def of(cls, moves: Iterable[Move], leaving: Iterable[str] = (), roster: bool = False) -> Claim:
-        made = list(moves)
-        return cls(units_by_operator(made), frozenset(move.target for move in made), frozenset(leaving), roster)
+        all_moves = list(moves)
+        return cls(
+            units_by_operator(all_moves), frozenset(move.target for move in all_moves), frozenset(leaving), roster
+        )
 
     def conflict(self, other: Claim, group_count: int) -> str:
-        """Why both cannot go on at the same time; empty if they can."""
+        """Why both requests cannot run at the same time; empty if they can."""
         if self.roster and other.roster:
-            return "hosts join or leave by it too"
+            return "hosts join or leave by this request too"
         left = (self.leaving & other.targets) | (other.leaving & self.targets)
         if left:
-            return f"{', '.join(sorted(left))} would leave and be given keys at the same time"
+            return f"{', '.join(sorted(left))} would leave and get keys at the same time"
         for operator, units in self.units.items():
             if operator in other.units and units.overlaps(other.units[operator], group_count):
                 return f"it moves some of the same keys of {operator!r}"

@@ -1,6 +1,6 @@
-"""What a change would cost, before it is made: bytes that move, how long that takes, how long rows wait.
+"""Estimates the cost of a change before it is made: bytes moved, duration, and how long rows wait.
 
-From the state there is and from what earlier changes came to; careful guesses until there has been one.
+The estimate uses the size of the state and the cost of earlier changes; before the first change, careful guesses.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 BYTES_PER_S_GUESSED: Final = 20e6
 JOIN_S_GUESSED: Final = 3.0
 STALL_MS_GUESSED: Final = 50.0
-FIXED_S: Final = 0.2  # hand-overs take a few round trips, however little is handed over
-NEWEST: Final = 0.5  # weight of the last change against those before it: what a flock moves does not change much
+FIXED_S: Final = 0.2  # a hand-over takes a few round trips, even of little state
+NEWEST: Final = 0.5  # the weight of the last change against the earlier ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Cost:
 
 
 class Costs:
-    """Learns from changes that have been made."""
+    """Estimates that improve with every change."""
 
     def __init__(self) -> None:
         self._bytes_per_s = BYTES_PER_S_GUESSED
@@ -37,7 +37,7 @@ class Costs:
         self._stall_ms = STALL_MS_GUESSED
 
     def learn(self, moved_bytes: int, moving_s: float, stall_ms: float, join_s: float | None = None) -> None:
-        """A small change tells little of how fast bytes go: most of its time is round trips."""
+        """Take the figures of a change. A small one says little about bytes per second: most of its time is round trips."""
         if moved_bytes >= 1_000_000 and moving_s > 0:
             self._bytes_per_s = _nearer(self._bytes_per_s, moved_bytes / moving_s)
         self._stall_ms = _nearer(self._stall_ms, stall_ms)
@@ -49,5 +49,5 @@ class Costs:
         return Cost(int(moved_bytes), time_s, self._stall_ms)
 
 
-def _nearer(known: float, seen: float) -> float:
-    return known + NEWEST * (seen - known)
+def _nearer(estimate: float, measured: float) -> float:
+    return estimate + NEWEST * (measured - estimate)

@@ -1,7 +1,7 @@
-"""What hosts have measured, as decisions are made from it: instances, operators, and the metrics that rules name.
+"""The measures from which decisions are made: of instances, of operators, and the metrics that rules name.
 
-A metric is one number for an operator, or for all of them together; None where nothing is known yet. The number of hosts is
-that of hosts which own something: those that are kept warm take no part.
+A metric is one number for an operator, or for all operators together; None if nothing is known yet. Only hosts that own
+something count: warm hosts, which are empty, do not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class HotKey:
-    """A key and its part of the operator's rows, at least."""
+    """A hot key. `share`: its part of the operator's rows, at least."""
 
     key: str
     hash: int
@@ -23,7 +23,7 @@ class HotKey:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLoad:
-    """An instance lately. `useful`: the share of the time in which it worked; true rate: rows per second of that time."""
+    """Recent figures of an instance. `useful`: the share of time in which it worked; true rate: rows per second of it."""
 
     useful: float = 0.0
     rows_per_s: float = 0.0
@@ -35,12 +35,12 @@ class InstanceLoad:
 
 @dataclass(frozen=True, slots=True)
 class OperatorLoad:
-    """`offered`: rows a second that come in, which is more than are applied when the query falls behind."""
+    """`offered_rows_per_s`: rows that come in; more than are applied while the query falls behind."""
 
     instances: Mapping[str, InstanceLoad]
     offered_rows_per_s: float | None = None
     hot: tuple[HotKey, ...] = ()  # the hottest first
-    merges: bool = False  # whether many rows of a hot key may come as one, and count as one
+    merges: bool = False  # whether many rows of a hot key are merged into one, and count as one
 
     @property
     def rows_per_s(self) -> float:
@@ -56,7 +56,7 @@ class OperatorLoad:
 
     @property
     def true_rows_per_s(self) -> float | None:
-        """Of one instance: the mean of all that have worked, weighted by how long they did."""
+        """The mean true rate of the instances that have worked, weighted by their useful time."""
         known = [load for load in self.instances.values() if load.true_rows_per_s]
         useful = sum(load.useful for load in known)
         if not useful:
@@ -65,19 +65,19 @@ class OperatorLoad:
 
     @property
     def demand(self) -> float:
-        """How many hosts' whole time it takes to keep up with what comes in; less than they work while they catch up."""
+        """The number of hosts whose whole time is needed to keep up with the rows that come in."""
         true = self.true_rows_per_s
         if true is None or self.offered_rows_per_s is None:
             return self.useful
         return self.offered_rows_per_s / true
 
     def skew(self, hosts: int) -> float:
-        """By how much the busiest host is above the mean, as a part of it."""
+        """How far the busiest host is above the mean, as a part of the mean."""
         mean = self.useful / hosts
         return max((load.useful for load in self.instances.values()), default=0.0) / mean - 1.0 if mean else 0.0
 
     def limiting_key(self) -> dict[str, Any] | None:
-        """The key that most rows have. One host applies it, so the operator goes no faster than that host allows."""
+        """The hottest key. One host applies all its rows, which limits the rate of the operator."""
         true = self.true_rows_per_s
         if not self.hot or true is None or not self.hot[0].share:
             return None
@@ -95,7 +95,7 @@ class OperatorLoad:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All operators at one time. `hosts` are those that own something, `silent` those of them that gave no answer."""
+    """All operators at one time. `hosts`: the hosts that own something; `silent`: those of them that gave no answer."""
 
     at_s: float
     hosts: tuple[str, ...]
@@ -108,17 +108,17 @@ class Sample:
         return [self.operators[operator]] if operator in self.operators else []
 
     def by_host(self, operator: str | None, what: Callable[[InstanceLoad], float]) -> list[float]:
-        """A figure of each host, summed over the operators that are looked at; none if there are no such."""
+        """A figure of each host, summed over the operators; empty if there is no operator."""
         idle, looked_at = InstanceLoad(), self.of(operator)
         return [sum(what(one.instances.get(host, idle)) for one in looked_at) for host in self.hosts if looked_at]
 
     def demand(self, operator: str | None) -> float:
-        """In hosts' whole time, without what a single key wants beyond the one host that it can have."""
-        found = 0.0
+        """The needed number of hosts, without the load of a single key beyond the one host that can apply it."""
+        demand = 0.0
         for one in self.of(operator):
             limit = one.limiting_key()
-            found += one.demand - max(0.0, (limit["load"] if limit else 0.0) - 1.0)
-        return found
+            demand += one.demand - max(0.0, (limit["load"] if limit else 0.0) - 1.0)
+        return demand
 
     def most_skewed(self, operator: str | None) -> tuple[str, float] | None:
         names = [name for name in self.operators if operator in (None, name)]
@@ -131,7 +131,7 @@ Reading = Callable[[Sample, str | None], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`spread`: whether it falls in proportion when hosts are added."""
+    """`spread`: whether the metric falls in proportion to the number of hosts."""
 
     about: str
     of: Reading
@@ -143,8 +143,8 @@ def _busiest(what: Callable[[InstanceLoad], float]) -> Reading:
 
 
 def _useful_mean(sample: Sample, operator: str | None) -> float | None:
-    found = sample.by_host(operator, lambda load: load.useful)
-    return sum(found) / len(found) if found else None
+    values = sample.by_host(operator, lambda load: load.useful)
+    return sum(values) / len(values) if values else None
 
 
 def _load(sample: Sample, operator: str | None) -> float | None:
@@ -152,8 +152,8 @@ def _load(sample: Sample, operator: str | None) -> float | None:
 
 
 def _skew(sample: Sample, operator: str | None) -> float | None:
-    found = sample.most_skewed(operator)
-    return None if found is None else found[1]
+    most = sample.most_skewed(operator)
+    return None if most is None else most[1]
 
 
 def _hot_share(sample: Sample, operator: str | None) -> float | None:
@@ -179,7 +179,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def shown(value: float) -> str:
-    """A figure for people: three digits, and whole numbers where they are large."""
+    """A figure for people: three digits, or a whole number if it is large."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

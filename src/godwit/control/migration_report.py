@@ -1,6 +1,6 @@
-"""What became of a request, from what the origins of its moves tell: progress while it runs, the account when it has ended.
+"""The progress and the report of a request, from the reports of the origins of its moves.
 
-Times that rows waited come as (milliseconds, rows), so that percentiles over several hosts are those of the rows.
+Waiting times of rows come as (milliseconds, rows), so that percentiles over several hosts are percentiles of rows.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ COUNTED = ("keys", "bytes", "rows_forwarded", "bytes_forwarded", "rows_applied")
 
 @dataclass(slots=True)
 class MoveProgress:
-    """A move, as far as it is known: several tries may add up to it."""
+    """The progress of a move, over all its tries."""
 
     move: Move
     phase: str = "waiting"
     over: bool = False
-    stood: bool = False  # whether the copies of the try under way have caught up, for moves that are kept
-    attempt: str = ""  # the name of the try under way
+    stood: bool = False  # of a standby: whether the copies of the current try are complete
+    attempt: str = ""  # the name of the current try
     moved: dict[Unit, int] = field(default_factory=dict)
     keys_total: int = 0
     tries: int = 0
     reason: str = ""
     phases: list[list[Any]] = field(default_factory=list)
-    before: dict[str, int] = field(default_factory=dict)  # counts of the tries that are over
+    before: dict[str, int] = field(default_factory=dict)  # counts of the earlier tries
     counts: dict[str, int] = field(default_factory=dict)
     waits: list[list[float]] = field(default_factory=list)
     waits_before: list[list[float]] = field(default_factory=list)
 
     def heard(self, answer: Mapping[str, Any]) -> None:
-        """The origin tells how the try under way stands; all it has done so far."""
+        """Take a report of the origin on the current try, from its beginning."""
         self.counts = {name: self.before.get(name, 0) + int(answer.get(name) or 0) for name in COUNTED}
         self.keys_total = max(self.keys_total, int(answer.get("keys_total") or 0))
         self.moved |= {Unit(kind, id_): epoch for kind, id_, epoch in answer.get("moved", ())}
@@ -67,7 +67,7 @@ class MoveProgress:
 
 
 def progress(courses: Sequence[MoveProgress], state: str) -> dict[str, Any]:
-    """How far a request is."""
+    """The progress of a request."""
     units = sum(len(course.move.units) for course in courses)
     return {
         "phase": state,
@@ -81,7 +81,7 @@ def progress(courses: Sequence[MoveProgress], state: str) -> dict[str, Any]:
 
 
 def totals(courses: Sequence[MoveProgress]) -> dict[str, Any]:
-    """What a request has cost: sums over its moves, and how long rows waited."""
+    """The cost of a request: sums over its moves, and how long rows waited."""
     counted = {name: sum(course.counts.get(name, 0) for course in courses) for name in COUNTED}
     moved = [unit for course in courses for unit in course.moved]
     return {
@@ -97,7 +97,7 @@ def totals(courses: Sequence[MoveProgress]) -> dict[str, Any]:
 
 
 def stall(waits: Iterable[Sequence[float]], at_once: int = 0) -> dict[str, Any]:
-    """How long rows of moving keys waited: over all of them, `at_once` of which did not, and over those that did."""
+    """How long rows of moving keys waited: over all rows, of which `at_once` did not wait, and over those that waited."""
     ordered = sorted((ms, int(rows)) for ms, rows in waits)
     waited = sum(rows for _, rows in ordered)
     every = [(0.0, at_once), *ordered]

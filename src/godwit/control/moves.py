@@ -1,4 +1,4 @@
-"""What a plan is made of: units of one operator that go from one host to another."""
+"""Moves, of which a plan is made: units of one operator that go from one host to another; and how the history writes them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Move:
     units: Units
 
 
-def gathered(operator: str, found: Iterable[tuple[str, str, Unit]]) -> list[Move]:
+def gathered(operator: str, routes: Iterable[tuple[str, str, Unit]]) -> list[Move]:
     """One move per pair of hosts, from (origin, target, unit)."""
     pairs: dict[tuple[str, str], list[Unit]] = {}
-    for origin, target, unit in found:
+    for origin, target, unit in routes:
         pairs.setdefault((origin, target), []).append(unit)
     return [Move(operator, origin, target, Units.of(*units)) for (origin, target), units in sorted(pairs.items())]
 
 
 def units_by_operator(moves: Iterable[Move]) -> dict[str, Units]:
-    found: dict[str, Units] = {}
+    units: dict[str, Units] = {}
     for move in moves:
-        found[move.operator] = found.get(move.operator, Units()) | move.units
-    return found
+        units[move.operator] = units.get(move.operator, Units()) | move.units
+    return units
 
 
 def group_count(moves: Iterable[Move]) -> int:
@@ -36,24 +36,24 @@ def group_count(moves: Iterable[Move]) -> int:
 
 
 def spans(groups: Iterable[int]) -> str:
-    """Groups for people and for the history: "0-255, 300"."""
-    found: list[list[int]] = []
+    """Groups as text, for people and for the history: "0-255, 300"."""
+    ranges: list[list[int]] = []
     for group in sorted(groups):
-        if found and group == found[-1][1] + 1:
-            found[-1][1] = group
+        if ranges and group == ranges[-1][1] + 1:
+            ranges[-1][1] = group
         else:
-            found.append([group, group])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+            ranges.append([group, group])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def groups_in(text: str) -> frozenset[int]:
-    """What `spans` wrote."""
+    """The groups of a text that `spans` wrote."""
     ends = [span.split("-") for span in text.split(", ") if span]
     return frozenset(group for span in ends for group in range(int(span[0]), int(span[-1]) + 1))
 
 
 def record(move: Move) -> dict[str, object]:
-    """A move as the history has it."""
+    """A move in the form of the history."""
     return {
         "operator": move.operator,
         "origin": move.origin,

@@ -1,8 +1,8 @@
-"""How many rows a second come in, told from batches: more than are applied while a query falls behind, fewer if it catches up.
+"""Estimates how many rows a second come in, from batches: more than are applied while a query falls behind.
 
-The rows of a batch are those that came between the start of the batch before and its own, however long it takes to apply them.
-All instances of an operator have parts of the same batches, so these are added up batch by batch: a host that has just joined
-has few of them, and what it has, another has not. Knows no clock.
+The rows of a batch came in between the start of the previous batch and its own start, however long their processing takes. All
+instances of an operator have parts of the same batches, so the parts are added up batch by batch; a host that has just joined
+has few. Knows no clock.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-BATCHES_KEPT: Final = 20  # batches that an instance tells of
-MS_MIN: Final = 1000  # it is told over a second at least: single batches vary
+BATCHES_KEPT: Final = 20  # the number of batches that an instance reports
+MS_MIN: Final = 1000  # the estimate covers a second at least, because single batches vary
 
 Batch = Sequence[int]  # its number, when it began in ms, and rows applied of it
 
 
 def offered(instances: Iterable[Iterable[Batch]]) -> float | None:
-    """Rows a second lately; None before there have been batches enough.
+    """Rows a second, recently; None before there are enough batches.
 
-    What has been applied of the last batch so far is counted too if that makes it more. The first of all batches is planned
-    long before it comes to a host, while Python starts, so what follows it is not counted.
+    The rows of the last batch so far count too, if that makes the rate greater. The first batch does not count: it is planned
+    long before it reaches a host, while Python starts.
     """
     began, rows = _added_up(instances)
     earliest = 1 if len(began) >= BATCHES_KEPT else 2
@@ -37,11 +37,11 @@ def offered(instances: Iterable[Iterable[Batch]]) -> float | None:
 
 
 def _added_up(instances: Iterable[Iterable[Batch]]) -> tuple[list[int], list[int]]:
-    """When batches began, in their order, and their rows."""
-    found: dict[int, tuple[int, int]] = {}
+    """The start times of the batches, in order, and their rows."""
+    by_batch: dict[int, tuple[int, int]] = {}
     for batches in instances:
         for batch, began_ms, rows in batches:
-            before = found.get(batch, (began_ms, 0))
-            found[batch] = (min(began_ms, before[0]), rows + before[1])
-    ordered = [found[batch] for batch in sorted(found)]
+            before = by_batch.get(batch, (began_ms, 0))
+            by_batch[batch] = (min(began_ms, before[0]), rows + before[1])
+    ordered = [by_batch[batch] for batch in sorted(by_batch)]
     return [began_ms for began_ms, _ in ordered], [rows for _, rows in ordered]

@@ -1,9 +1,8 @@
-"""Which units have to go where: the fewest that make the spread even, or that take the load off a host.
+"""Which units have to go where: the fewest that make the spread even, or that take load off a host.
 
-Decides from a table and from measured load alone; how and when the moves are made is not known here. Groups spread by count, as
-even as they can be, and a host that stays keeps what it has as far as its share reaches: no plan moves fewer groups. Load, if
-it is known, decides which of the groups go, never how many. Rebalancing is by load instead, and leaves a spread alone that
-is good enough: a move that gains little costs more than it brings.
+Decides from a routing table and the measured load alone; does not know how and when keys move. An even spread is by the number
+of groups, and a host keeps as many groups as its share allows, so no plan moves fewer groups. Load, if known, decides which
+groups go, not how many. Rebalancing is by load, and leaves a spread that is good enough as it is.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from godwit.control.moves import Move, gathered
 from godwit.model.routing import Routing
 from godwit.model.units import Unit
 
-TOLERANCE = 0.1  # a host may have so much more than the mean before anything is moved
-BYTES_SHARE = 0.2  # of a unit's weight; rows cost work all the time, bytes mostly memory
+TOLERANCE = 0.1  # a host may be so far above the mean before anything moves
+BYTES_SHARE = 0.2  # the part of bytes in the weight of a unit; rows cost time, bytes mostly memory
 
 
 # -- even spread -----------------------------------------------------------------------------------------------------
 
 
 def shares(routing: Routing, hosts: Sequence[str]) -> dict[str, int]:
-    """How many groups each host should have: those that have more keep the odd ones."""
+    """The number of groups that each host should have. The hosts with most groups now get the remainder."""
     count = len(routing.owners)
     least, odd = divmod(count, len(hosts))
-    held = {host: len(routing.groups_of(host)) if host in routing.hosts else 0 for host in hosts}
-    richest = sorted(hosts, key=lambda host: -held[host])[:odd]
+    count_now = {host: len(routing.groups_of(host)) if host in routing.hosts else 0 for host in hosts}
+    richest = sorted(hosts, key=lambda host: -count_now[host])[:odd]
     return {host: least + (host in richest) for host in hosts}
 
 
 def minimum(routing: Routing, hosts: Sequence[str]) -> int:
     """The least number of groups that must move for an even spread over these hosts."""
     share = shares(routing, hosts)
-    kept = sum(min(share[host], len(routing.groups_of(host))) for host in hosts if host in routing.hosts)
-    return len(routing.owners) - kept
+    staying = sum(min(share[host], len(routing.groups_of(host))) for host in hosts if host in routing.hosts)
+    return len(routing.owners) - staying
 
 
 def spread(
@@ -51,20 +50,20 @@ def spread(
 
 
 def _given(routing: Routing, share: Mapping[str, int], weights: Mapping[int, float]) -> list[tuple[str, int]]:
-    """(host, group) of all that a host has beyond its share."""
+    """(host, group) of the groups that a host has beyond its share."""
     mean = sum(weights.values()) / len(share)
-    found = []
+    surplus_groups = []
     for host in routing.hosts:
         groups = routing.groups_of(host)
         surplus = len(groups) - share.get(host, 0)
         if surplus > 0:
             excess = sum(weights.get(group, 0.0) for group in groups) - (mean if host in share else 0.0)
-            found += [(host, group) for group in _chosen(groups, surplus, excess, weights)]
-    return found
+            surplus_groups += [(host, group) for group in _chosen(groups, surplus, excess, weights)]
+    return surplus_groups
 
 
 def _chosen(groups: list[int], count: int, excess: float, weights: Mapping[int, float]) -> list[int]:
-    """So many groups, which together weigh about as much as the host has too much of. The last ones, if none has weight."""
+    """`count` groups that together weigh about `excess`, or the last groups if weights are not known."""
     if not weights:
         return groups[-count:]
     left, chosen = list(groups), []
@@ -80,7 +79,7 @@ def _chosen(groups: list[int], count: int, excess: float, weights: Mapping[int, 
 def _placed(
     given: list[tuple[str, int]], room: dict[str, int], weights: Mapping[int, float]
 ) -> Iterator[tuple[str, str, Unit]]:
-    """Heavy groups first, each to the host that has got least so far; groups without weight fill one host after another."""
+    """Targets for the groups: heavy groups first, each to the host that has received least so far."""
     got = dict.fromkeys(room, 0.0)
     for origin, group in sorted(given, key=lambda pair: -weights.get(pair[1], 0.0)):
         target = min((host for host in room if room[host] > 0), key=lambda host: got[host])
@@ -90,10 +89,12 @@ def _placed(
 
 
 def keys_home(operator: str, routing: Routing, leaving: Sequence[str]) -> list[Move]:
-    """Keys routed apart on hosts that leave, back to the owners of their groups. Only once those groups have moved."""
-    found = [(host, key) for host in leaving for key in routing.units_of(host).keys]
-    owners = [routing.hosts[routing.owners[routing.group(key)]] for _, key in found]
-    return gathered(operator, [(host, to, Unit("key", key)) for (host, key), to in zip(found, owners, strict=True)])
+    """Moves of keys routed apart, from hosts that leave to the owners of their groups. For use after the groups have moved."""
+    keys_apart = [(host, key) for host in leaving for key in routing.units_of(host).keys]
+    owners = [routing.hosts[routing.owners[routing.group(key)]] for _, key in keys_apart]
+    return gathered(
+        operator, [(host, to, Unit("key", key)) for (host, key), to in zip(keys_apart, owners, strict=True)]
+    )
 
 
 # -- by load ---------------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def keys_home(operator: str, routing: Routing, leaving: Sequence[str]) -> list[M
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a host has counted: rows and bytes per group, and rows of the keys that have most."""
+    """The counts of a host: rows and bytes per group, and rows of its hottest keys."""
 
     rows: Mapping[int, float] = field(default_factory=dict)
     bytes: Mapping[int, float] = field(default_factory=dict)
@@ -109,19 +110,19 @@ class Measured:
 
 
 def weights_of(measured: Mapping[str, Measured]) -> dict[str, dict[Unit, float]]:
-    """Per host the weight of its groups and of its hottest keys, as parts of all the flock's load."""
+    """By host the weights of its groups and hottest keys, as parts of the load of the flock."""
     rows_all = sum(sum(host.rows.values()) for host in measured.values())
     bytes_all = sum(sum(host.bytes.values()) for host in measured.values())
     by_rows = (1.0 - BYTES_SHARE if bytes_all else 1.0) / rows_all if rows_all else 0.0
     by_bytes = (BYTES_SHARE if rows_all else 1.0) / bytes_all if bytes_all else 0.0
-    found: dict[str, dict[Unit, float]] = {}
+    weights_by_host: dict[str, dict[Unit, float]] = {}
     for name, host in measured.items():
         weights = {
             Unit("group", group): host.rows.get(group, 0.0) * by_rows + host.bytes.get(group, 0.0) * by_bytes
             for group in host.rows.keys() | host.bytes.keys()
         }
-        found[name] = weights | {Unit("key", key): rows * by_rows for key, rows in host.hot.items()}
-    return found
+        weights_by_host[name] = weights | {Unit("key", key): rows * by_rows for key, rows in host.hot.items()}
+    return weights_by_host
 
 
 def rebalance(
@@ -131,20 +132,20 @@ def rebalance(
     measured: Mapping[str, Measured],
     tolerance: float = TOLERANCE,
 ) -> list[Move]:
-    """Few moves that bring the busiest host near the mean; none if it is near enough, or if they would gain little."""
+    """Few moves that bring the busiest host near the mean; none if it is near enough, or the gain would be small."""
     scale = _Scale(routing, hosts, weights_of(measured), tolerance)
     before = scale.excess()
-    found: list[tuple[str, str, Unit]] = []
-    while scale.excess() > tolerance / 2 and before > tolerance and len(found) < len(routing.owners):
+    chosen: list[tuple[str, str, Unit]] = []
+    while scale.excess() > tolerance / 2 and before > tolerance and len(chosen) < len(routing.owners):
         step = scale.next()
         if step is None:
             break
-        found.append(step)
-    return gathered(operator, found) if before - scale.excess() >= tolerance / 2 else []
+        chosen.append(step)
+    return gathered(operator, chosen) if before - scale.excess() >= tolerance / 2 else []
 
 
 class _Scale:
-    """Loads while a plan is being made."""
+    """The loads of the hosts while a plan is made."""
 
     def __init__(
         self, routing: Routing, hosts: Sequence[str], weights: Mapping[str, dict[Unit, float]], tolerance: float
@@ -153,13 +154,13 @@ class _Scale:
         self._got: set[str] = set()
         self._heavy = tolerance * sum(sum(_groups(w).values()) for w in weights.values()) / len(hosts)
         self.load = {host: sum(_groups(weights.get(host, {})).values()) for host in hosts}
-        self._held = {
+        self._weights = {
             host: {unit: weight for unit, weight in weights.get(host, {}).items() if routing.owner_of(unit) == host}
             for host in hosts
         }
 
     def excess(self) -> float:
-        """By how much the busiest host is above the mean, as a part of it."""
+        """How far the busiest host is above the mean, as a part of the mean."""
         mean = sum(self.load.values()) / len(self.load)
         return max(self.load.values()) / mean - 1.0 if mean else 0.0
 
@@ -167,14 +168,14 @@ class _Scale:
         """The unit whose move from the busiest to the idlest host gains most; a key only if it alone unbalances."""
         busiest, idlest = max(self.load, key=self.load.__getitem__), min(self.load, key=self.load.__getitem__)
         if busiest in self._got:
-            return None  # it would hand on what it has just been given, or swap it
+            return None  # the host would move on a unit that it has just received
         gap = self.load[busiest] - self.load[idlest]
         group = self._best(busiest, gap, "group")
         key = self._best(busiest, gap, "key")
         chosen = key if key and self._gain(busiest, key, gap) > 2 * self._gain(busiest, group, gap) else group
         if chosen is None:
             return None
-        weight = self._held[busiest][chosen]
+        weight = self._weights[busiest][chosen]
         self.load[busiest] -= weight
         self.load[idlest] += weight
         self._got.add(idlest)
@@ -183,21 +184,21 @@ class _Scale:
 
     def _best(self, host: str, gap: float, kind: str) -> Unit | None:
         least = self._heavy if kind == "key" else 0.0
-        fitting = [unit for unit, weight in self._held[host].items() if unit.kind == kind and least < weight < gap]
+        fitting = [unit for unit, weight in self._weights[host].items() if unit.kind == kind and least < weight < gap]
         return max(fitting, key=lambda unit: (self._gain(host, unit, gap), -unit.id), default=None)
 
     def _gain(self, host: str, unit: Unit | None, gap: float) -> float:
-        return 0.0 if unit is None else min(self._held[host][unit], gap - self._held[host][unit])
+        return 0.0 if unit is None else min(self._weights[host][unit], gap - self._weights[host][unit])
 
     def _settle(self, chosen: Unit) -> None:
-        """What was moved stays where it goes, and no plan moves a group and, apart from it, a key of that group."""
+        """No further move of this unit, and a plan never moves both a group and a single key of that group."""
         group = chosen.id if chosen.kind == "group" else chosen.id % self._count
-        for held in self._held.values():
-            held.pop(chosen, None)
-            held.pop(Unit("group", group), None)
+        for weights in self._weights.values():
+            weights.pop(chosen, None)
+            weights.pop(Unit("group", group), None)
             if chosen.kind == "group":
-                for unit in [unit for unit in held if unit.kind == "key" and unit.id % self._count == group]:
-                    del held[unit]
+                for unit in [unit for unit in weights if unit.kind == "key" and unit.id % self._count == group]:
+                    del weights[unit]
 
 
 def _groups(weights: Mapping[Unit, float]) -> dict[Unit, float]:

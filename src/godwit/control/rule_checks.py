@@ -1,7 +1,6 @@
-"""Which rules can work, alone and together, on a flock of so many hosts; the others are refused when they are set.
+"""Checks which rules can work, alone and together, on a flock of so many hosts. Others are refused when they are set.
 
-What is refused is told with the rule, the reason and the way out. That a rule can work does not mean that it will act: when it
-does is decided in `scaling_decisions`.
+The error names the rule, the reason and the next step. `scaling_decisions` decides when a rule acts.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from godwit.errors import DefinitionError
 
 
 def checked(rules: Any, minimum: int, maximum: int, operators: Sequence[str] = ()) -> list[Rule]:
-    """The rules, if they can work, alone and together, on a flock of so many hosts."""
+    """The rules as a list, if all checks pass."""
     _check_limits(minimum, maximum)
-    found = _listed(rules)
-    for rule in found:
+    listed = _listed(rules)
+    for rule in listed:
         _check_words(rule, operators)
         _check_numbers(rule)
         _check_hosts(rule, minimum, maximum)
-    _check_names(found)
-    for one, other in combinations(found, 2):
+    _check_names(listed)
+    for one, other in combinations(listed, 2):
         _check_pair(one, other, minimum)
         _check_pair(other, one, minimum)
-    return found
+    return listed
 
 
 def _check_limits(minimum: Any, maximum: Any) -> None:
@@ -37,7 +36,7 @@ def _check_limits(minimum: Any, maximum: Any) -> None:
             raise DefinitionError(f"{name}={value!r} is not allowed", todo="Give a number of hosts from 1 up")
     if minimum > maximum:
         raise DefinitionError(
-            f"minimum={minimum} is above maximum={maximum}, so no number of hosts would be right",
+            f"minimum={minimum} is above maximum={maximum}, so no number of hosts is allowed",
             todo="Give a minimum that is not above the maximum",
         )
 
@@ -49,8 +48,8 @@ def _listed(rules: Any) -> list[Rule]:
     odd = [rule for rule in flat if not isinstance(rule, Rule)]
     if odd or not flat:
         raise DefinitionError(
-            f"{odd[0]!r:.80} is not a rule" if odd else "there is no rule, so nothing would ever be done",
-            todo="Give godwit.rules.Rule, ready rules, or the path of a TOML file",
+            f"{odd[0]!r:.80} is not a rule" if odd else "no rule was given",
+            todo="Give a godwit.rules.Rule, a ready rule, or the path of a TOML file",
         )
     return flat
 
@@ -63,14 +62,14 @@ def _check_words(rule: Rule, operators: Sequence[str]) -> None:
     ):
         if value not in known:
             raise DefinitionError(
-                f"there is no {what} {value!r}", todo=f"There are: {', '.join(map(str, known))}", rule=rule.name
+                f"there is no {what} {value!r}", todo=f"Give one of: {', '.join(map(str, known))}", rule=rule.name
             )
 
 
 def _check_numbers(rule: Rule) -> None:
     if (rule.above is None) == (rule.below is None):
         raise DefinitionError(
-            "above= or below= says when it acts, and only one of them", todo="Give one number", rule=rule.name
+            "a rule needs either above= or below=", todo="Give one of the two, as a number", rule=rule.name
         )
     for name, value, least, most in (
         ("above", rule.above, 0.0, math.inf),
@@ -88,19 +87,19 @@ def _check_numbers(rule: Rule) -> None:
     if wrong_way is not None:
         way = "below" if rule.action != IN else "above"
         raise DefinitionError(
-            f"{rule.action} when {rule.metric} is {way} {shown(wrong_way)} would make it worse",
+            f"{rule.action} when {rule.metric} is {way} {shown(wrong_way)} would make the load worse",
             todo=f"Give {'above' if way == 'below' else 'below'}=",
             rule=rule.name,
         )
     if rule.action == SIZE and rule.above is not None and rule.aim > rule.above:
         raise DefinitionError(
-            f"it acts above {shown(rule.above)} and aims at {shown(rule.aim)}, so between the two it would do nothing",
-            todo="Give an aim below above=",
+            f"the rule acts above {shown(rule.above)} and aims at {shown(rule.aim)}, so between the two it would do nothing",
+            todo="Give aim= a value below above=",
             rule=rule.name,
         )
     if rule.action == SIZE and rule.metric != "load":
         raise DefinitionError(
-            f"{SIZE} goes by what hosts would need to keep up, not by {rule.metric}",
+            f"the action {SIZE} uses the metric load, not {rule.metric}",
             todo="Use metric='load', or another action",
             rule=rule.name,
         )

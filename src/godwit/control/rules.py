@@ -107,11 +107,11 @@ READY: Final[Mapping[str, Callable[..., Rule | list[Rule]]]] = {
 
 
 def ready(*names: str) -> list[Rule]:
-    """Ready rules by name, as they come."""
-    found: list[Rule] = []
+    """Ready rules by name, with their default settings."""
+    rules: list[Rule] = []
     for name in names:
-        found += _ready(name, {})
-    return found
+        rules += _ready(name, {})
+    return rules
 
 
 def _ready(name: Any, given: Mapping[str, Any]) -> list[Rule]:

@@ -1,9 +1,9 @@
-"""When rules act: measures and the time in, at most one decision out, with the reason in words.
+"""Decides when rules act: measures and the time in, at most one decision out, with the reason in words.
 
-A condition must hold without a break, a change must have had its effect on the measures before the next one, and nothing is
-decided while keys move or a host gives no answer. Hosts are taken away only if what is left will, by prediction, stay a margin
-below what would bring them back; that and the cool-down are why it does not swing. A change that gains little is not made.
-Knows no clock, no Spark and no hosts; carrying a decision out, or only telling it, is for others.
+A condition must be true without a break, the measures must show the effect of the last change before the next one, and nothing
+is decided while keys move or a host gives no answer. Hosts are removed only if the load of the rest is predicted to stay a
+margin below the threshold that would add them again; this and the cool-down prevent oscillation. A change with little gain is
+not made. Knows no clock, no Spark and no hosts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from godwit.control.planner import TOLERANCE
 from godwit.control.rules import IN, OUT, SIZE, SPREAD, Rule
 
 SCALE, REBALANCE = "scale", "rebalance"
-MARGIN: Final = 0.1  # how far below a growing rule's threshold the load must stay, by prediction, after hosts have gone
-SETTLE_S: Final = 5.0  # the window of the measures: until it is over they still tell of the time before the change
-LIMITS_S: Final = 30.0  # between two tries to have as many hosts as are allowed
-PAY_BACK_S: Final = 300.0  # a change that does not earn in that time what it costs is not worth it
-ALONE: Final = 0.9  # a key with so much of its host's work has it nearly for itself: spreading has nothing left to move
+MARGIN: Final = (
+    0.1  # how far below the threshold of a growing rule the predicted load must stay after hosts are removed
+)
+SETTLE_S: Final = 5.0  # the window of the measures: until it has passed they include the time before the change
+LIMITS_S: Final = 30.0  # between two tries to bring the number of hosts within its limits
+PAY_BACK_S: Final = 300.0  # a change must gain in this time what it costs
+ALONE: Final = 0.9  # a key with so much of the work of its host is nearly alone there: no other keys are left to move
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done: so many hosts, or keys of an operator moved apart."""
+    """A decision: a number of hosts, or a rebalance of the keys of an operator."""
 
     at_s: float
     rule: str
@@ -47,7 +49,7 @@ class Decision:
         return f"scale from {self.hosts_before} to {self.hosts} hosts"
 
     def to_dict(self) -> dict[str, Any]:
-        """For the history, where a line that names no operator concerns all of them."""
+        """In the form of the history, where an event without an operator concerns all of them."""
         return {
             "rule": self.rule,
             "action": self.action,
@@ -62,7 +64,7 @@ class Decision:
 
 @dataclass(slots=True)
 class _HoldingCondition:
-    """A condition that holds: since when, and the hosts' time that was wanted lately, by the second it was seen."""
+    """A condition that is true: since when, and the recent demand, with the times at which it was measured."""
 
     since_s: float
     wanted: deque[tuple[float, float]] = field(default_factory=deque)
@@ -78,7 +80,7 @@ class _HoldingCondition:
 
 
 class ScalingDecider:
-    """One flock's. `looks` tells of every rule how it stood when it was looked at last."""
+    """Decides for one flock. `looks`: the state of every rule at the last look, in words."""
 
     def __init__(
         self, rules: Sequence[Rule], minimum: int, maximum: int, costs: Costs | None = None, warm: bool = False
@@ -90,11 +92,11 @@ class ScalingDecider:
         self._holds: dict[str, _HoldingCondition] = {}
         self._changed_s: float | None = None
         self._unsettled = False
-        self._spread_last = False  # whether the last change only moved keys: if that did not help, hosts must
+        self._spread_last = False  # whether the last change was a rebalance: if it did not help, hosts are added
         self.looks: dict[str, str] = {}
 
     def tick(self, sample: Sample, moving: bool = False) -> Decision | None:
-        """Look once. `moving`: keys are on their way, whoever asked for it, so measures tell of no settled time."""
+        """Look once. `moving`: keys are being moved by any request, so the measures are not steady."""
         unsettled = "keys move" if moving else f"{', '.join(sample.silent)} gives no answer" if sample.silent else ""
         if unsettled or not sample.hosts:
             self._unsettled = self._unsettled or bool(unsettled)
@@ -119,7 +121,7 @@ class ScalingDecider:
         if hosts == now or lately:
             return None
         cost = self.costs.of(_state_bytes(sample) * abs(hosts - now) / max(hosts, now), hosts > now and not self._warm)
-        why = f"{now} hosts are there, and {self._minimum} to {self._maximum} are allowed; costs {cost}"
+        why = f"there are {now} hosts, and {self._minimum} to {self._maximum} are allowed; costs {cost}"
         return Decision(sample.at_s, "limits", SCALE, now, hosts, why, cost)
 
     # -- one rule ----------------------------------------------------------------------------------------------------
@@ -128,12 +130,12 @@ class ScalingDecider:
         value = METRICS[rule.metric].of(sample, rule.operator)
         if value is None or not rule.holds(value):
             self._holds.pop(rule.name, None)
-            told = "nothing is known yet" if value is None else f"{rule.metric} is {shown(value)}"
-            self.looks[rule.name] = f"waits for {rule.condition()}: {told}"
+            reading = "nothing is known yet" if value is None else f"{rule.metric} is {shown(value)}"
+            self.looks[rule.name] = f"waits for {rule.condition()}: {reading}"
             return None
         hold = self._holds.setdefault(rule.name, _HoldingCondition(sample.at_s))
         held_s = sample.at_s - hold.since_s
-        if held_s >= min(SETTLE_S, rule.for_s / 2):  # what is measured before that tells of the time before it held
+        if held_s >= min(SETTLE_S, rule.for_s / 2):  # earlier measures include the time before
             hold.note(sample.at_s, sample.demand(rule.operator), rule.for_s)
         wait_s = self._wait_s(rule, sample.at_s, held_s)
         if wait_s > 0:
@@ -141,24 +143,24 @@ class ScalingDecider:
                 f"{rule.condition()} holds for {held_s:.0f} s ({shown(value)}); acts in {wait_s:.0f} s"
             )
             return None
-        found = self._found(rule, sample, hold)
-        if isinstance(found, str):
-            self.looks[rule.name] = f"{rule.condition()} holds ({shown(value)}), and nothing is done: {found}"
+        outcome = self._decide(rule, sample, hold)
+        if isinstance(outcome, str):
+            self.looks[rule.name] = f"{rule.condition()} holds ({shown(value)}), and nothing is done: {outcome}"
             return None
-        self.looks[rule.name] = found.why
-        return found
+        self.looks[rule.name] = outcome.why
+        return outcome
 
     def _wait_s(self, rule: Rule, now_s: float, held_s: float) -> float:
-        """How much longer it has to wait: for its own time, for the cool-down, and for measures of after the change."""
+        """How much longer the rule waits: for its own duration, the cool-down, and steady measures after the last change."""
         since_s = math.inf if self._changed_s is None else now_s - self._changed_s
         return max(rule.for_s - held_s, max(rule.cool_down_s, SETTLE_S) - since_s)
 
-    def _found(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str:
-        """The decision, or why there is none."""
+    def _decide(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str:
+        """The decision, or the reason why there is none."""
         if rule.action == SPREAD:
             return self._spread(rule, sample, hold)
         if rule.action == OUT:
-            better = self._instead(rule, sample, hold)
+            better = self._rebalance_instead(rule, sample, hold)
             if better is not None:
                 return better
         hosts = self._wanted(rule, sample, hold)
@@ -177,8 +179,8 @@ class ScalingDecider:
 
     def _bounded(self, now: int, hosts: int, low: int, high: int) -> str:
         if hosts == now:
-            return f"{now} hosts are what is needed, or with fewer the load would come near to what brings them back"
-        return f"{hosts} hosts would be needed, {now} are there, and {low} to {high} are allowed"
+            return f"{now} hosts are needed: with fewer the load would come near the threshold that adds hosts"
+        return f"{hosts} hosts would be needed, there are {now}, and {low} to {high} are allowed"
 
     def _wanted(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> int:
         now = len(sample.hosts)
@@ -188,16 +190,16 @@ class ScalingDecider:
             case "scale-in":
                 return now - 1
             case _:
-                # What was wanted at most in the last `for_s`: a trough between two waves is no reason to shrink.
+                # The greatest demand of the last `for_s`: a low point between two peaks is no reason to shrink.
                 wanted = math.ceil(hold.demand_max / rule.aim - 1e-9)
                 return max(now, wanted) if rule.above is not None else min(now, wanted)
 
     def _safe(self, sample: Sample, now: int, hosts: int) -> int:
-        """As few as asked for, or more: with which no growing rule would come near to acting."""
-        found = max(hosts, 1)
-        while found < now and any(self._near(rule, sample, now / found) for rule in self._rules if rule.grows):
-            found += 1
-        return found
+        """The fewest hosts, but at least so many, with which no growing rule would come near its threshold."""
+        fewest = max(hosts, 1)
+        while fewest < now and any(self._near(rule, sample, now / fewest) for rule in self._rules if rule.grows):
+            fewest += 1
+        return fewest
 
     def _near(self, rule: Rule, sample: Sample, factor: float) -> bool:
         metric = METRICS[rule.metric]
@@ -206,13 +208,13 @@ class ScalingDecider:
 
     # -- uneven load -------------------------------------------------------------------------------------------------
 
-    def _instead(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str | None:
-        """One host is busy and the others are not: moving keys helps as much as a host more, if there are keys to move."""
+    def _rebalance_instead(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str | None:
+        """If only one host is busy, a rebalance instead of a new host, or the reason why no move helps."""
         mean = METRICS["useful_mean"].of(sample, rule.operator) or 0.0
-        found = sample.most_skewed(rule.operator)
-        if rule.metric != "useful" or len(sample.hosts) < 2 or found is None or found[1] <= 2 * TOLERANCE:
+        skewed = sample.most_skewed(rule.operator)
+        if rule.metric != "useful" or len(sample.hosts) < 2 or skewed is None or skewed[1] <= 2 * TOLERANCE:
             return None
-        alone = self._alone(sample, found[0])
+        alone = self._alone(sample, skewed[0])
         if alone is not None:
             return alone
         if mean > rule.threshold * (1.0 - MARGIN) or self._spread_last:
@@ -220,7 +222,7 @@ class ScalingDecider:
         return self._spread(rule, sample, hold)
 
     def _alone(self, sample: Sample, operator: str) -> str | None:
-        """Why no move helps: one key makes nearly all of the busiest host's work."""
+        """The reason why no move helps, if one key causes nearly all the work of the busiest host."""
         one = sample.operators[operator]
         limit = one.limiting_key()
         busiest = max((load.useful for load in one.instances.values()), default=0.0)
@@ -233,10 +235,10 @@ class ScalingDecider:
         )
 
     def _spread(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str:
-        found = sample.most_skewed(rule.operator)
-        if found is None or len(sample.hosts) < 2:
+        skewed = sample.most_skewed(rule.operator)
+        if skewed is None or len(sample.hosts) < 2:
             return "there is no other host to move keys to"
-        operator, skew = found
+        operator, skew = skewed
         if skew <= TOLERANCE:
             return f"the busiest host is only {100 * skew:.0f} % above the mean, so a move would gain little"
         alone = self._alone(sample, operator)

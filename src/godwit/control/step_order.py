@@ -64,12 +64,12 @@ def rounds(order: str, moves: Sequence[Move]) -> list[list[Move]]:
 def _matchings(moves: Sequence[Move]) -> list[list[Move]]:
     """As many moves as can run at once, again and again; moves with most units first, because they take longest."""
     left = sorted(moves, key=lambda move: -len(move.units))
-    found = []
+    made = []
     while left:
         chosen = matching(left)
-        found.append(chosen)
+        made.append(chosen)
         left = [move for move in left if move not in chosen]
-    return found
+    return made
 
 
 def matching(moves: Sequence[Move]) -> list[Move]:

@@ -1,4 +1,4 @@
-"""The routing table from what the hosts themselves say: the table follows the facts, it is never the fact (DESIGN 5)."""
+"""The routing table, made from the ownership of the hosts. The hosts decide who owns a unit; a table only follows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from godwit.model.units import Unit, Units
 
 
 def first_table(initial: Routing, hosts: Sequence[str]) -> Routing:
-    """Of a new operator: as the flock began, with the hosts that came since; what those that left had is dealt out."""
+    """The table of a new operator: the first table of the flock, with the hosts of now instead of those that have left."""
     joined = initial.joined(hosts)
     owners = [joined.hosts[at] for at in joined.owners]
     dealt = [owner if owner in hosts else hosts[group % len(hosts)] for group, owner in enumerate(owners)]
@@ -18,7 +18,7 @@ def first_table(initial: Routing, hosts: Sequence[str]) -> Routing:
 
 
 def rebuilt(known: Routing, owned: Mapping[str, Ownership], hosts: Sequence[str]) -> Routing:
-    """The table that the hosts' logs give. For what no host knows of, what was known before stays."""
+    """The table by the ownership of all hosts. A unit that no host knows keeps its owner of the known table."""
     groups = _newest(_group_claims(owned))
     keys = _newest(_key_claims(owned))
     table = known.joined(list(dict.fromkeys([*hosts, *(owner for owner, _ in (*groups.values(), *keys.values()))])))
@@ -35,11 +35,11 @@ def rebuilt(known: Routing, owned: Mapping[str, Ownership], hosts: Sequence[str]
 
 def group_owners(owned: Sequence[Ownership], hosts: Sequence[str]) -> dict[int, tuple[str, int]]:
     """The groups whose owner is one of these hosts, with owner and epoch."""
-    found = _newest(_group_claims({one.host: one for one in owned}))
-    return {group: (owner, epoch) for group, (owner, epoch) in found.items() if owner in hosts}
+    newest = _newest(_group_claims({one.host: one for one in owned}))
+    return {group: (owner, epoch) for group, (owner, epoch) in newest.items() if owner in hosts}
 
 
-Claimed = tuple[int, bool, str, int]  # unit, whether it is held, owner, epoch
+Claimed = tuple[int, bool, str, int]  # unit, whether the host itself is the owner, owner, epoch
 
 
 def _group_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
@@ -50,7 +50,7 @@ def _group_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
 
 
 def _key_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
-    """A key also goes with its group where a host says nothing else of it."""
+    """Claims on keys routed apart. A host without a record of the key claims it with its group."""
     for key in {key for ownership in owned.values() for key in ownership.keys}:
         for host, ownership in owned.items():
             share = ownership.of(key)
@@ -59,13 +59,13 @@ def _key_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
 
 
 def _newest(claims: Iterator[Claimed]) -> dict[int, tuple[str, int]]:
-    """The owner in the greatest epoch; whoever holds a unit knows better than who has only heard of it."""
-    found: dict[int, tuple[int, bool, str]] = {}
-    for unit, held, owner, epoch in claims:
-        best = found.get(unit)
-        if best is None or (epoch, held) > best[:2]:
-            found[unit] = (epoch, held, owner)
-    return {unit: (owner, epoch) for unit, (epoch, _, owner) in found.items()}
+    """The owner in the greatest epoch. In one epoch the claim of the owner itself counts more than the hint of another host."""
+    newest: dict[int, tuple[int, bool, str]] = {}
+    for unit, is_owner, owner, epoch in claims:
+        best = newest.get(unit)
+        if best is None or (epoch, is_owner) > best[:2]:
+            newest[unit] = (epoch, is_owner, owner)
+    return {unit: (owner, epoch) for unit, (epoch, _, owner) in newest.items()}
 
 
 def _same(one: Routing, other: Routing) -> bool:
@@ -74,25 +74,25 @@ def _same(one: Routing, other: Routing) -> bool:
 
 
 def changed(before: Routing, after: Routing) -> dict[str, Units]:
-    """What each host owns by the later table and did not by the earlier one."""
-    found: dict[str, list[Unit]] = {}
+    """The units that each host owns in the later table and not in the earlier one."""
+    units_by_host: dict[str, list[Unit]] = {}
     for group in range(len(after.owners)):
         unit = Unit("group", group)
         if before.owner_of(unit) != after.owner_of(unit):
-            found.setdefault(after.owner_of(unit), []).append(unit)
+            units_by_host.setdefault(after.owner_of(unit), []).append(unit)
     for key in before.apart.keys() | after.apart.keys():
         if before.owner(key) != after.owner(key) and (key in after.apart or before.owner(key) in after.hosts):
-            found.setdefault(after.owner(key), []).append(Unit("key", key))
-    return {host: Units.of(*units) for host, units in found.items()}
+            units_by_host.setdefault(after.owner(key), []).append(Unit("key", key))
+    return {host: Units.of(*units) for host, units in units_by_host.items()}
 
 
 def settled(units: Units, origin: Ownership, target: Ownership) -> dict[Unit, int] | None:
-    """Which units have moved, with their epochs, by the two hosts' own word; None while they have not agreed on all."""
+    """The units that have moved, with their epochs, by the ownership of both hosts; None while the hosts do not agree."""
     moved: dict[Unit, int] = {}
     for unit in units:
         here, there = origin.share(unit), target.share(unit)
         if there.stand is Stand.MINE:
             moved[unit] = there.epoch
         elif here.stand is not Stand.MINE or there.stand is Stand.PREPARED:
-            return None  # released and not served yet, or prepared and not told: the hosts are about to settle it
+            return None  # released and not served yet, or prepared and not released: the hosts are about to decide
     return moved
