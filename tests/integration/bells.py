@@ -21,7 +21,7 @@ from godwit.model.units import Units
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.messages import GetMarks
 from godwit.runtime.router.routing_table import read_routing, write_routing
-from godwit.runtime.takeover.rescue import Estate, Inherited, dealt, fenced, settle
+from godwit.runtime.takeover.rescue import Inherited, LostHost, divide, fence, hand_to_heirs
 from godwit.transport import typed
 from godwit.transport.typed import Reply
 from tests.integration.nest import HASHED, OPERATOR, Nest, route_hash
@@ -137,14 +137,14 @@ class Belfry:
         for host in hosts:
             wait_until(lambda host=host: fired(host), what=f"{host} has fired")
 
-    def estate(self, lost: str) -> Estate:
-        return fenced(host_directory(str(self.nest.checkpoint), lost), "process")
+    def estate(self, lost: str) -> LostHost:
+        return fence(host_directory(str(self.nest.checkpoint), lost), "process")
 
     def take_over(self, lost: str, copies: dict[str, dict[str, Units]] | None = None) -> dict[str, Inherited]:
         estate = self.estate(lost)
         heirs = [host for host in self.nest.routing.hosts if host != lost]
         owned = {operator: own.mine() for operator, own in estate.owned.items()}
-        told = settle(estate, dealt(owned, heirs, copies or {}), self.ask)
+        told = hand_to_heirs(estate, divide(owned, heirs, copies or {}), self.ask)
         self.follow(lost, told)
         return told
 

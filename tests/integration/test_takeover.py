@@ -18,7 +18,7 @@ from godwit.runtime.liveness.wills import read_will
 from godwit.runtime.messages import GetStatus
 from godwit.runtime.router.routing_table import read_routing, write_routing
 from godwit.runtime.takeover import rescue
-from godwit.runtime.takeover.rescue import Estate, Inherited, Shares, dealt, fenced, settle
+from godwit.runtime.takeover.rescue import Inherited, LostHost, Shares, divide, fence, hand_to_heirs
 from godwit.transport import typed
 from godwit.transport.typed import Reply
 from tests.integration.nest import OPERATOR, Nest
@@ -42,11 +42,11 @@ def ask(nest: Nest, host: str, request: typed.Request[Reply]) -> Reply:
         client.close()
 
 
-def estate_of(nest: Nest, lost: str) -> Estate:
-    return fenced(host_directory(str(nest.checkpoint), lost), "process")
+def estate_of(nest: Nest, lost: str) -> LostHost:
+    return fence(host_directory(str(nest.checkpoint), lost), "process")
 
 
-def follow(nest: Nest, estate: Estate, told: dict[str, Inherited]) -> None:
+def follow(nest: Nest, estate: LostHost, told: dict[str, Inherited]) -> None:
     """What the driver does with the tables."""
     table = read_routing(str(nest.checkpoint), OPERATOR)
     assert table is not None
@@ -59,7 +59,7 @@ def follow(nest: Nest, estate: Estate, told: dict[str, Inherited]) -> None:
 def taken_over(nest: Nest, lost: str, heirs: list[str], copies: dict[str, dict[str, Units]]) -> dict[str, Inherited]:
     estate = estate_of(nest, lost)
     owned = {operator: own.mine() for operator, own in estate.owned.items()}
-    told = settle(estate, dealt(owned, heirs, copies), lambda host, request: ask(nest, host, request))
+    told = hand_to_heirs(estate, divide(owned, heirs, copies), lambda host, request: ask(nest, host, request))
     follow(nest, estate, told)
     return told
 
@@ -136,7 +136,7 @@ def test_without_a_will_the_host_starts_again_and_owns_everything(nest: Nest) ->
     had = groups_of(nest, "host-2")
     nest.kill("host-2")
     estate = estate_of(nest, "host-2")
-    shares = dealt({OPERATOR: estate.owned[OPERATOR].mine()}, ["host-0", "host-1"], {})
+    shares = divide({OPERATOR: estate.owned[OPERATOR].mine()}, ["host-0", "host-1"], {})
     inherit(nest, estate, shares)
     nest.start("host-2")
     for heir in shares:
@@ -146,7 +146,7 @@ def test_without_a_will_the_host_starts_again_and_owns_everything(nest: Nest) ->
     assert groups_of(nest, "host-2") == had
 
 
-def inherit(nest: Nest, estate: Estate, shares: Shares) -> None:
+def inherit(nest: Nest, estate: LostHost, shares: Shares) -> None:
     for heir, share in shares.items():
         ask(nest, heir, rescue.prepare_takeover(share, {OPERATOR: "host-0"}, estate))
     for heir in shares:
@@ -174,7 +174,7 @@ def test_an_heir_that_fails_is_in_nobodys_way_though_nobody_tells_it_to_give_up(
     check(nest, flow)
 
 
-def _failed(nest: Nest, estate: Estate) -> messages.TakeoverReport | None:
+def _failed(nest: Nest, estate: LostHost) -> messages.TakeoverReport | None:
     told = ask(nest, "host-1", messages.ReportTakeover(estate.name))
     return told if told.state == "failed" else None
 
@@ -196,15 +196,15 @@ def test_an_heir_is_killed_too(nest: Nest, written: bool) -> None:
             nest.start(host)
         return ask(nest, host, request)
 
-    shares = dealt({OPERATOR: estate.owned[OPERATOR].mine()}, ["host-0", "host-1"], {})
+    shares = divide({OPERATOR: estate.owned[OPERATOR].mine()}, ["host-0", "host-1"], {})
     if written:
-        follow(nest, estate, settle(estate, shares, asked))
+        follow(nest, estate, hand_to_heirs(estate, shares, asked))
         assert read_will(estate.directory) is not None
         with pytest.raises(GodwitError):
             nest_start_again(nest, "host-2")
     else:
         with pytest.raises(HostUnavailable):
-            settle(estate, shares, asked)
+            hand_to_heirs(estate, shares, asked)
         assert read_will(estate.directory) is None
         nest.start("host-2")
     flow.wait_batches(3)

@@ -15,7 +15,7 @@ import pytest
 from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.takeover.rescue import dealt, settle
+from godwit.runtime.takeover.rescue import divide, hand_to_heirs
 from godwit.transport import typed
 from godwit.transport.typed import Reply
 from tests.integration.bells import Belfry, Tasks
@@ -130,7 +130,7 @@ def test_the_host_is_started_again_after_heirs_had_prepared_its_timers(belfry: B
     estate = belfry.estate("host-2")
     owned = {operator: own.mine() for operator, own in estate.owned.items()}
     with pytest.raises(HostUnavailable):
-        settle(estate, dealt(owned, others(belfry, "host-2"), {}), refuse)
+        hand_to_heirs(estate, divide(owned, others(belfry, "host-2"), {}), refuse)
     belfry.nest.start("host-2")
     belfry.complete(tasks)
     belfry.run()

@@ -33,7 +33,7 @@ from godwit.runtime.messages import OpenLane
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
-from godwit.runtime.takeover.heir import Answers, Legacy
+from godwit.runtime.takeover.heir import LostOperator, ReceiverAnswers
 from godwit.state.changelog import Changelog
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key, KeyCodec
@@ -214,7 +214,7 @@ class Flock:
         origin, target = self.hosts if group in self.hosts[0].own.mine().groups else reversed(self.hosts)
         self._moves += 1
         name = f"m{self._moves}"
-        receiver, answers = Receiver(target.port, target.shared, name, origin.name), Answers()
+        receiver, answers = Receiver(target.port, target.shared, name, origin.name), ReceiverAnswers()
         receiver.start_answering(answers)
         shipment = Shipment(origin.shared, units, lambda *_: None)
         shipment.index()
@@ -256,13 +256,13 @@ class Flock:
         lost.log.close()
         _, left = take_over(lost.directory, "process")
         words = {part.info["kind"]: part for part in left.newest_parts()}
-        legacy = Legacy(lost.name, "keep", lost.own.mine(), True, words)
-        receiver, answers = Receiver(heir.port, heir.shared, "will", lost.name), Answers()
+        legacy = LostOperator(lost.name, "keep", lost.own.mine(), True, words)
+        receiver, answers = Receiver(heir.port, heir.shared, "will", lost.name), ReceiverAnswers()
         receiver.start_answering(answers)
-        told = chain(legacy.begin(), (note for part in left.parts() for note in legacy.notes(part)))
+        told = chain(legacy.begin(), (note for part in left.parts() for note in legacy.messages_of(part)))
         for message, body in told:
             receiver.take(message, None if body is None else pa.py_buffer(body))
-        for message, body in legacy.rest():
+        for message, body in legacy.end():
             receiver.take(message, None if body is None else pa.py_buffer(body))
         answers.expect(messages.StepPrepared)
         receiver.take(legacy.released(), None)

@@ -26,7 +26,7 @@ from godwit.model.routing import Routing
 from godwit.runtime import messages
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.host.exchange import LaneExchange
-from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.host.migration_service import MigrationService
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
@@ -36,7 +36,7 @@ from godwit.runtime.messages import OpenLane, OperatorDefinition
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
-from godwit.runtime.takeover.rescue import dealt, fenced, settle
+from godwit.runtime.takeover.rescue import divide, fence, hand_to_heirs
 from godwit.state.changelog import Changelog
 from godwit.state.keys import KeyCodec
 from godwit.transport import typed
@@ -107,7 +107,7 @@ class Place:
         self.instances.define(OperatorDefinition.of(flock.operator))
         port = HostServices(name, checkpoint, "token", "", self.log, flock.clock_ms, lambda: self.stopped)
         self.exchange = LaneExchange(port, lambda _: None)
-        self.moves = Moves(port, self.instances.named)
+        self.moves = MigrationService(port, self.instances.named)
         for shared in self.instances:
             self.moves.recover(shared)
         own = self.shared.instance.ownership
@@ -214,7 +214,7 @@ class Flock:
         """For good: the others take over, one of them perhaps restarting before it has heard of the will."""
         self.places.pop(lost).die()
         self.losses += 1
-        estate = fenced(host_directory(str(self.directory), lost), "process")
+        estate = fence(host_directory(str(self.directory), lost), "process")
         owned = {operator: own.mine() for operator, own in estate.owned.items() if own.mine()}
         if not owned:
             return
@@ -224,7 +224,7 @@ class Flock:
                 self.restart(host)
             return self.places[host].ask(request)
 
-        settle(estate, dealt(owned, list(self.places), {}), ask)
+        hand_to_heirs(estate, divide(owned, list(self.places), {}), ask)
 
 
 def told(work: Work) -> dict[str, list[tuple[int, int]]]:

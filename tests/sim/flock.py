@@ -152,12 +152,12 @@ class Flock:
         """Whether others own now what it had."""
         directory = host_directory(str(self.checkpoint), name)
         try:
-            estate = rescue.fenced(directory, self.plan.durability)
+            estate = rescue.fence(directory, self.plan.durability)
             owned = {operator: own.mine() for operator, own in estate.owned.items() if own.mine()}
             if estate.unsettled() or not owned:
                 return False
             heirs = [host for host in self.left() if host != name]
-            told = rescue.settle(estate, rescue.dealt(owned, heirs, self._copies_of(name)), self.ask)
+            told = rescue.hand_to_heirs(estate, rescue.divide(owned, heirs, self._copies_of(name)), self.ask)
         except GodwitError as error:
             self.kernel.tell("driver", "nobody takes over from", name, str(error)[:200])
             return self._given_up(name) if read_will(directory) is not None else False

@@ -29,7 +29,7 @@ from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Shipment
 from godwit.runtime.handover.target_effects import TargetEffects
 from godwit.runtime.host.exchange import LaneExchange
-from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.host.migration_service import MigrationService
 from godwit.runtime.instance.batches import Batches
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.ownership_columns import selects
@@ -336,7 +336,7 @@ def timers_do_not_wait() -> Iterable[Change]:
 
 @hole("copies that never became a host's own are left where a restart finds them", "I1 I2 I4 I6")
 def copies_outlive_a_restart() -> Iterable[Change]:
-    return [(Moves, "_drop_copies", nothing)]
+    return [(MigrationService, "_drop_copies", nothing)]
 
 
 # -- single keys -----------------------------------------------------------------------------------------------------

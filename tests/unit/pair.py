@@ -32,7 +32,7 @@ from godwit.runtime import messages
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.host.gate import Gate
-from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.host.migration_service import MigrationService
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
@@ -205,7 +205,7 @@ class Side:
         self.port = HostServices(
             self.name, str(self._pair.checkpoint), "token", "", self.log, lambda: 0, self.stopping.is_set
         )
-        self.moves = Moves(self.port, self.instances.named)
+        self.moves = MigrationService(self.port, self.instances.named)
         self.instances.define(OperatorDefinition.of(self._operator))
         self.address = f"{self.name}/{self.log.generation}"
         self._pair.listening[self.address] = self

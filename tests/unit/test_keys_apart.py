@@ -92,7 +92,7 @@ def test_keys_that_were_apart_before_are_found_in_the_backup(pair: Pair) -> None
 
 def lose_for_good(pair: Pair, side: Side) -> None:
     side.die()
-    estate = rescue.fenced(side.directory, "process")
+    estate = rescue.fence(side.directory, "process")
     write_will(side.directory, estate.name, {}, estate.ends, estate.owned)
 
 

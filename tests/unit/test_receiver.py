@@ -10,7 +10,7 @@ from typing import Any
 
 from godwit.runtime import messages
 from godwit.runtime.handover.receiver import Receiver
-from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.host.migration_service import MigrationService
 from godwit.transport import wire
 
 
@@ -69,7 +69,7 @@ def test_a_receiver_is_known_for_as_long_as_somebody_is_connected(tmp_path: Path
         want_listeners=[], copy_claims={}, changed=threading.Condition(), lock=threading.Lock()
     )
     port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path), log=None)
-    moves = Moves(port, lambda _: shared)
+    moves = MigrationService(port, lambda _: shared)
     opening = messages.OpenMigration("m1", "sum", "host-0", 1)
     old, new = Connection(), Connection()
     threads = []

@@ -14,7 +14,7 @@ from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.liveness.wills import read_will
-from godwit.runtime.takeover.rescue import Estate, dealt, settle
+from godwit.runtime.takeover.rescue import LostHost, divide, hand_to_heirs
 from godwit.state import documents
 from godwit.state.fencing import claim
 from godwit.state.segments import FileName
@@ -28,7 +28,7 @@ def counts(shares: dict[str, dict[str, Units]]) -> dict[str, int]:
 
 
 def test_all_is_dealt_out_evenly() -> None:
-    shares = dealt({"op": ALL}, ["a", "b", "c"], {})
+    shares = divide({"op": ALL}, ["a", "b", "c"], {})
     assert counts(shares) == {"a": 3, "b": 3, "c": 2}
     found = [unit for share in shares.values() for unit in share["op"]]
     assert sorted(found) == sorted(ALL)
@@ -36,21 +36,21 @@ def test_all_is_dealt_out_evenly() -> None:
 
 def test_who_has_copies_gets_what_they_are_of_and_nothing_else() -> None:
     copied = Units(frozenset({0, 1, 2, 9}))
-    shares = dealt({"op": ALL}, ["a", "b"], {"op": {"b": copied}})
+    shares = divide({"op": ALL}, ["a", "b"], {"op": {"b": copied}})
     assert shares["b"]["op"] == Units(frozenset({0, 1, 2}))
     assert shares["a"]["op"] == ALL - shares["b"]["op"]
 
 
 def test_the_last_host_gets_all_of_it_whatever_it_has_copies_of() -> None:
-    shares = dealt({"op": ALL}, ["b"], {"op": {"b": Units.of(Unit("group", 0))}})
+    shares = divide({"op": ALL}, ["b"], {"op": {"b": Units.of(Unit("group", 0))}})
     assert shares == {"b": {"op": ALL}}
 
 
-def estate_in(directory: Path) -> Estate:
+def estate_in(directory: Path) -> LostHost:
     directory.mkdir()
     (directory / str(FileName("claim", 2))).touch()
     owned = {"op": Ownership.initial("lost", Routing.spread(["lost"], 4))}
-    return Estate("lost", directory, 2, 1, owned, ("op",))
+    return LostHost("lost", directory, 2, 1, owned, ("op",))
 
 
 class Heirs:
@@ -77,7 +77,7 @@ def test_what_timers_have_put_out_is_told_by_an_heir_that_has_a_share_of_the_ope
         return heirs.ask(host, request)
 
     (tmp_path / "hosts").mkdir()
-    settle(estate_in(tmp_path / "hosts" / "lost"), {"a": {"other": ALL}, "b": {"op": ALL, "other": ALL}}, ask)
+    hand_to_heirs(estate_in(tmp_path / "hosts" / "lost"), {"a": {"other": ALL}, "b": {"op": ALL, "other": ALL}}, ask)
     assert told == {host: {"op": "b", "other": "a"} for host in ("a", "b")}
 
 
@@ -85,7 +85,7 @@ def test_heirs_give_up_if_there_is_no_will(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", failing)
     heirs = Heirs()
     with pytest.raises(CheckpointUnusable):
-        settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
+        hand_to_heirs(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
     assert heirs.asked == ["a prepare_takeover", "a report_takeover", "a abandon_takeover"]
 
 
@@ -94,7 +94,7 @@ def test_a_will_that_is_there_holds_whatever_failed_after_it(tmp_path: Path, mon
     (tmp_path.parent / "wills").mkdir(exist_ok=True)
     monkeypatch.setattr(documents, "sync_directory", failing)
     heirs = Heirs()
-    settle(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
+    hand_to_heirs(estate_in(tmp_path / "lost"), {"a": {"op": ALL}}, heirs.ask)
     assert heirs.asked == ["a prepare_takeover", "a report_takeover", "a complete_takeover"]
 
 
@@ -110,7 +110,7 @@ def test_there_is_no_will_of_a_host_that_another_flock_has_started_meanwhile(tmp
         return heirs.ask(host, request)
 
     with pytest.raises(StaleGeneration):
-        settle(estate, {"a": {"op": ALL}}, ask)
+        hand_to_heirs(estate, {"a": {"op": ALL}}, ask)
     assert heirs.asked == ["a prepare_takeover", "a report_takeover", "a abandon_takeover"]
     assert read_will(estate.directory) is None
 

@@ -30,7 +30,7 @@ from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.host.compaction import CompactionLoop
 from godwit.runtime.host.driver_requests import DriverRequests, Handlers, HostParts
 from godwit.runtime.host.exchange import LaneExchange, replaced
-from godwit.runtime.host.migration_service import Moves
+from godwit.runtime.host.migration_service import MigrationService
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatSender
 from godwit.runtime.liveness.leases import (
@@ -117,7 +117,7 @@ class Host:
         for shared in self._instances:
             self._instances.own(shared)
         self.load_s = ports.now_s() - began
-        self._moves = Moves(self._port(), self._instances.named)
+        self._moves = MigrationService(self._port(), self._instances.named)
         for definition in typed.ask(self._controller, GetDefinitions()).operators:
             self._instances.define(definition)
         self._parts = self._new_parts()

@@ -28,11 +28,11 @@ from godwit.runtime.takeover.heir import Heir
 from godwit.state.keys import Key
 from godwit.transport import typed
 
-KEPT_MAX = 200  # migrations that have ended and can still be asked about
+ENDED_MAX = 200  # migrations that have ended and can still be asked about
 HOT_MAX = 50
 
 
-class Moves:
+class MigrationService:
     def __init__(self, services: HostServices, instance_of: Callable[[str], SharedInstance]) -> None:
         self._services = services
         self._instance_of = instance_of
@@ -75,13 +75,13 @@ class Moves:
                 self._drop_copies(shared, leftover)
             mine = selects(ownership.mine() | waiting, ownership)
             gone = selects(_released(shared), ownership)
-            told = not ownership.mine() and not ownership.outgoing  # what timers put out: by whoever got the last keys
-            instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=told)
+            none_left = not ownership.mine() and not ownership.outgoing  # whoever got the last keys answers for timers
+            instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=none_left)
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
             request = messages.StartMigration(migration, instance.name, target, "pause", tuple(steps.values()))
             mover = Mover(self._services, shared, request, released=steps)
-            self._keep(mover)
+            self._remember(mover)
             mover.start()
         for migration, steps in _by_migration(ownership.incoming).items():
             origin = ownership.incoming[f"{migration}/{next(iter(steps))}"].origin
@@ -120,7 +120,7 @@ class Moves:
         with self._lock:
             self._check_free(request, shared)
             mover = Mover(self._services, shared, request)
-            self._keep(mover)
+            self._remember(mover)
         mover.start()
         return typed.Done()
 
@@ -149,9 +149,9 @@ class Moves:
                         host=self._services.host,
                     )
 
-    def _keep(self, mover: Mover) -> None:
+    def _remember(self, mover: Mover) -> None:
         ended = [name for name, other in self._movers.items() if other.ended]
-        for name in ended[:-KEPT_MAX]:
+        for name in ended[:-ENDED_MAX]:
             del self._movers[name]
         self._movers[mover.request.id] = mover
 
@@ -240,13 +240,13 @@ class Moves:
     def _complete_takeover(self, request: messages.CompleteTakeover) -> messages.UnitsServed:
         heir = self._heir(request.name)
         served = heir.serve()
-        self._part_from(heir)
+        self._close(heir)
         return messages.UnitsServed(served)
 
     def _abandon_takeover(self, request: messages.AbandonTakeover) -> typed.Done:
         heir = self._heir(request.name)
         heir.give_up()
-        self._part_from(heir)
+        self._close(heir)
         return typed.Done()
 
     def _heir(self, name: str) -> Heir:
@@ -255,7 +255,7 @@ class Moves:
             raise HostUnavailable("this host knows nothing of the takeover: it has restarted", host=self._services.host)
         return heir
 
-    def _part_from(self, heir: Heir) -> None:
+    def _close(self, heir: Heir) -> None:
         with self._lock:
             self._heirs.pop(heir.name, None)
             for receiver in heir.receivers():

@@ -1,8 +1,8 @@
 """Takes over keys of a lost host, on one of the hosts that are left: a hand-over whose origin is a changelog.
 
-What the log holds of the keys is told to the same receiver that would hear it from a living origin, so that copies, the ledger
-of the batch in progress and the commit point are what they are in every migration; only that `released` is the will, which the
-driver writes when all heirs have prepared. Where copies of a standby stand, only what came after them is read.
+The changelog of the lost host becomes the messages that a living origin would send, for the same receiver: copies, the ledger
+of the batch in progress and the commit point are as in every migration. Only that the record `released` is the will, which the
+driver writes when all heirs have prepared. Where this host has whole copies of a standby, only what came after them is read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from godwit.state.recovery import Recovered, taken_over_log
 from godwit.transport import typed
 
 STEP = 0  # a takeover is one step
-Told = tuple[messages.FromOrigin, Any]  # a message, and its body if it has one
+Given = tuple[messages.FromOrigin, Any]  # a message, and its body if it has one
 
 
-class Answers:
-    """What a receiver says to an origin that is not there."""
+class ReceiverAnswers:
+    """Takes the answers of a receiver in place of an origin."""
 
     def __init__(self) -> None:
         self._answers: ports.Queue[typed.Message] = ports.queue()
@@ -51,7 +51,7 @@ class Answers:
         self._answers.put(typed.unpack(data, *messages.FROM_TARGET))
 
     def last(self) -> typed.Message | None:
-        """The last that has come since this was asked before."""
+        """The newest answer since the last call."""
         answer = None
         while not self._answers.empty():
             answer = self._answers.get()
@@ -65,7 +65,7 @@ class Answers:
             raise HostUnavailable(f"the keys cannot be taken over in this batch: {heard} was answered, not {kind.kind}")
 
 
-class Legacy:
+class LostOperator:
     """What a lost host has left of one operator: all but the state is kept here, the state goes to the receiver."""
 
     def __init__(self, lost: str, operator: str, units: Units, timers: bool, words: Mapping[str, Part]) -> None:
@@ -83,7 +83,7 @@ class Legacy:
         self._select = selects(units, self.ownership)
         self._schema = changes_schema(codec)
 
-    def notes(self, part: Part) -> Iterator[Told]:
+    def messages_of(self, part: Part) -> Iterator[Given]:
         """What a part of the log says of these keys."""
         info, instance = part.info, self.instance
         match info["kind"]:
@@ -99,7 +99,7 @@ class Legacy:
                     kind = messages.StepChanges if info["kind"] == "state" else messages.StateBeforeBatch
                     yield kind(STEP, replace(self.progress, batch=batch)), mine.serialize()
 
-    def rest(self) -> Iterator[Told]:
+    def end(self) -> Iterator[Given]:
         """The ledger of the batch in progress, and the end."""
         instance, ownership = self.instance, self.ownership
         entries = chain(instance.ledger.of(self._select), instance.ledger.timers() if self._timers else ())
@@ -118,7 +118,7 @@ class Legacy:
         """In which the heir owns them."""
         return {unit: self.ownership.share(unit).epoch + 1 for unit in self.units}
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[Given]:
         yield messages.AnnounceStep(STEP, self.units, tuple(self.ownership.apart(self.units))), None
         yield messages.OriginProgress(self.progress), None
 
@@ -128,7 +128,7 @@ class Heir:
 
     def __init__(
         self,
-        port: HostServices,
+        services: HostServices,
         request: messages.PrepareTakeover,
         instance_of: Callable[[str], SharedInstance],
         receiver_of: Callable[[str, str, SharedInstance, Units], Receiver],
@@ -139,7 +139,7 @@ class Heir:
         self.failure: GodwitError | None = None
         self.began_s = ports.now_s()
         self.changed = ports.condition()
-        self._port = port
+        self._services = services
         self._request = request
         self._shares = request.shares
         self._instances = {operator: instance_of(operator) for operator in self._shares}
@@ -149,9 +149,9 @@ class Heir:
         }
         self._bytes = 0
         self._by_copies = False
-        self._answers = {operator: Answers() for operator in self._instances}
-        self._legacies: dict[str, Legacy] = {}
-        self._hold_batches(True)
+        self._answers = {operator: ReceiverAnswers() for operator in self._instances}
+        self._operators: dict[str, LostOperator] = {}
+        self._pause_batches(True)
         self._ending = False
         self._thread = ports.thread(self._run, f"godwit-heir-{self.name}")
         self._thread.start()
@@ -161,45 +161,47 @@ class Heir:
     def _run(self) -> None:
         try:
             self._take_over()
-            self._become("prepared")
+            self._enter("prepared")
             for receiver in self._receivers.values():
                 receiver.ask_outcome(STEP)  # it does not rely on being told what has become of it
         except Exception as error:  # noqa: BLE001 the driver must hear of it, and start the host instead
-            told = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
-            self.failure = told.at(host=self._port.host)
+            failure = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
+            self.failure = failure.at(host=self._services.host)
             with suppress(GodwitError):  # the log cannot be written: this host ends too
                 self._drop()
-            self._become("failed")
+            self._enter("failed")
         finally:
-            self._hold_batches(False)  # what is prepared and not decided holds them by itself
+            self._pause_batches(False)  # what is prepared and not decided holds them by itself
 
     def _take_over(self) -> None:
         request = self._request
-        if self._port.crash_markers is not None:  # a row may have ended that host, and comes here next
-            self._port.crash_markers.inherit(host_directory(self._port.checkpoint, self.lost))
-        left = taken_over_log(host_directory(self._port.checkpoint, self.lost), request.generation, request.next_lsn)
+        if self._services.crash_markers is not None:  # a row may have ended that host, and comes here next
+            self._services.crash_markers.inherit(host_directory(self._services.checkpoint, self.lost))
+        left = taken_over_log(
+            host_directory(self._services.checkpoint, self.lost), request.generation, request.next_lsn
+        )
         words: dict[str, dict[str, Part]] = {}
         for part in left.newest_parts():
             words.setdefault(part.info["op"], {})[part.info["kind"]] = part
         for operator, units in self._shares.items():
-            timers = request.timers.get(operator) == self._port.host
-            legacy = Legacy(self.lost, operator, units, timers, words[operator])
-            self._check_committed(operator, legacy)
-            self._legacies[operator] = legacy
+            timers = request.timers.get(operator) == self._services.host
+            lost = LostOperator(self.lost, operator, units, timers, words[operator])
+            self._check_committed(operator, lost)
+            self._operators[operator] = lost
             self._receivers[operator].start_answering(self._answers[operator])
         for part in self._parts(left):
-            found = self._legacies.get(str(part.info.get("op")))
-            if found is not None:
-                self._tell(found, found.notes(part))
-        for operator, legacy in self._legacies.items():
-            self._tell(legacy, legacy.rest())
+            operator = str(part.info.get("op"))
+            if operator in self._operators:
+                self._give(self._operators[operator], self._operators[operator].messages_of(part))
+        for operator, lost in self._operators.items():
+            self._give(lost, lost.end())
             self._answers[operator].expect(messages.StepPrepared)
 
-    def _check_committed(self, operator: str, legacy: Legacy) -> None:
+    def _check_committed(self, operator: str, lost: LostOperator) -> None:
         """A batch that has come and gone here has done so there, too, unless the end of the log is lost."""
         before = self._instances[operator].instance.batch.before
-        if before is not None and not legacy.joined and legacy.progress.batch < before:
-            raise batch_lost(self.lost, operator, legacy.progress.batch, before)
+        if before is not None and not lost.joined and lost.progress.batch < before:
+            raise batch_lost(self.lost, operator, lost.progress.batch, before)
 
     def _parts(self, left: Recovered) -> Iterator[Part]:
         """Where all copies stand, what came after the last that was heard of; else everything.
@@ -214,54 +216,54 @@ class Heir:
             tail = left.tail({operator: batch for operator, batch in heard.items() if batch is not None})
             if tail is not None:
                 self._by_copies = True
-                for operator, legacy in self._legacies.items():
-                    legacy.since = heard[operator] or 0
-                    self._tell(legacy, [(messages.OriginProgress(legacy.progress), None)])
+                for operator, lost in self._operators.items():
+                    lost.since = heard[operator] or 0
+                    self._give(lost, [(messages.OriginProgress(lost.progress), None)])
                 return tail
-        for operator, legacy in self._legacies.items():
+        for operator, lost in self._operators.items():
             self._receivers[operator].drop_taken_over()
-            self._tell(legacy, legacy.begin())
+            self._give(lost, lost.begin())
         return left.parts()
 
     def _whole(self, operator: str) -> bool:
         """Whether copies can be brought back to where the lost host's batch began, if a later run begins it anew."""
-        return self._receivers[operator].copied_before(self._legacies[operator].progress.batch)
+        return self._receivers[operator].copied_before(self._operators[operator].progress.batch)
 
-    def _tell(self, legacy: Legacy, told: Iterable[Told]) -> None:
-        for message, body in told:
-            if self._ending or self._port.stopping():
+    def _give(self, lost: LostOperator, given: Iterable[Given]) -> None:
+        for message, body in given:
+            if self._ending or self._services.stopping():
                 raise HostUnavailable("the lost host is started again instead")
             self._bytes += 0 if body is None else len(body)
-            self._receivers[legacy.operator].take(message, body)
+            self._receivers[lost.operator].take(message, body)
 
-    def _become(self, state: str) -> None:
+    def _enter(self, state: str) -> None:
         with self.changed:
             self.state = state
             self.changed.notify_all()
 
-    def _hold_batches(self, held: bool) -> None:
+    def _pause_batches(self, paused: bool) -> None:
         """Where there are timers a new batch waits: they fire at its beginning, and some that are due are not here yet."""
         for shared in self._instances.values():
             with shared.changed:
-                shared.inheriting = held
+                shared.inheriting = paused
                 shared.changed.notify_all()
 
     # -- the driver's word -------------------------------------------------------------------------------------------
 
     def serve(self) -> dict[str, typed.Epochs]:
         """The will is written: own it. Gives the units with their epochs, by operator."""
-        for operator, legacy in self._legacies.items():
-            self._receivers[operator].take(legacy.released(), None)
+        for operator, lost in self._operators.items():
+            self._receivers[operator].take(lost.released(), None)
             self._answers[operator].expect(messages.StepServed)
-        self._become("served")
-        return {operator: legacy.epochs() for operator, legacy in self._legacies.items()}
+        self._enter("served")
+        return {operator: lost.epochs() for operator, lost in self._operators.items()}
 
     def give_up(self) -> None:
         """The lost host is started again instead. What is still being read must not be prepared after that."""
         self._ending = True
         self._thread.join()
         self._drop()
-        self._become("given up")
+        self._enter("given up")
 
     def _drop(self) -> None:
         for receiver in self._receivers.values():

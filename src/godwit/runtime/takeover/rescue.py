@@ -1,7 +1,7 @@
-"""Gives the keys of a lost host new owners: fences it, deals out what its log says it owned, and writes its will.
+"""Gives the keys of a lost host new owners: fences it, divides what its log says it owned, and writes its will.
 
-The driver's side of a takeover, without Spark. Until the will is there the host can be started again and owns everything, so
-whatever goes wrong before it is no more than lost time; after it the heirs finish by themselves, whoever else is lost.
+The driver's side of a takeover, without Spark. Until the will is there the host can be started again and owns everything: a
+failure before the will costs time and nothing else. After the will the heirs finish by themselves, whichever host is lost next.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Inherited:
 
 
 @dataclass(frozen=True, slots=True)
-class Estate:
-    """A lost host's log, closed: nobody can write to it any more."""
+class LostHost:
+    """A lost host that is fenced: what its changelog holds. Nobody can write to that changelog any more."""
 
     lost: str
     directory: Path
@@ -63,25 +63,25 @@ class Estate:
         return f"will-{self.lost}-{self.generation}"
 
     def unsettled(self) -> str:
-        """Why nobody else can take over from it; empty if somebody can."""
+        """Why no other host can take over from this one; empty if one can."""
         for operator, ownership in self.owned.items():
             if ownership.outgoing or ownership.incoming:
                 return f"a hand-over of {operator} was under way"
         return ""
 
 
-def fenced(directory: Path, durability: Durability) -> Estate:
-    """Whoever wrote there is stopped: at its next write it finds that there is a newer generation."""
+def fence(directory: Path, durability: Durability) -> LostHost:
+    """Claim the next generation of the host's changelog: a process that still writes there is refused at its next write."""
     restore_if_lost(str(directory.parent.parent), directory.name)
     _, left = take_over(directory, durability)
     words = [part.info for part in left.newest_parts()]
     owned = {info["op"]: Ownership.from_dict(directory.name, info["own"]) for info in words if info["kind"] == "own"}
     operators = tuple(sorted({info["op"] for info in words}))
-    return Estate(directory.name, directory, left.generation, left.next_lsn, owned, operators, left.ends())
+    return LostHost(directory.name, directory, left.generation, left.next_lsn, owned, operators, left.ends())
 
 
-def dealt(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str, Mapping[str, Units]]) -> Shares:
-    """To every heir about as much of each operator; but to one that has copies of something, that."""
+def divide(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str, Mapping[str, Units]]) -> Shares:
+    """To every heir about as many units of each operator; but an heir that has copies gets the units of its copies."""
     shares: Shares = {}
 
     def give(heir: str, operator: str, units: Units) -> None:
@@ -100,26 +100,27 @@ def dealt(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str,
     return shares
 
 
-def settle(estate: Estate, shares: Shares, ask: Ask) -> dict[str, Inherited]:
-    """Have the heirs take it over, all at once. Gives what each has got; raises only if it did not come to the will."""
+def hand_to_heirs(lost_host: LostHost, shares: Shares, ask: Ask) -> dict[str, Inherited]:
+    """All heirs take over at once. Gives what each has got; an error means that there is no will."""
     reports: dict[str, messages.TakeoverReport | None] = {}  # of each heir that was asked
     try:
         for heir, share in shares.items():
             reports[heir] = None
-            ask(heir, prepare_takeover(share, _answers_for_timers(shares), estate))
+            ask(heir, prepare_takeover(share, _answers_for_timers(shares), lost_host))
         for heir in shares:
-            reports[heir] = _prepared(heir, estate, ask)
-        check_newest(estate.directory, estate.generation)  # it was started again meanwhile, by whoever has taken over
-        write_will(estate.directory, estate.name, shares, estate.ends, estate.owned)
+            reports[heir] = _prepared(heir, lost_host, ask)
+        # Another application may have opened the checkpoint and started the host again meanwhile.
+        check_newest(lost_host.directory, lost_host.generation)
+        write_will(lost_host.directory, lost_host.name, shares, lost_host.ends, lost_host.owned)
     except GodwitError:
-        if read_will(estate.directory) is None:  # it may be there though something failed after that
+        if read_will(lost_host.directory) is None:  # it may be there though something failed after that
             for heir in reports:
-                _give_up(heir, estate, ask)
+                _give_up(heir, lost_host, ask)
             raise
-    lease = read_lease(estate.directory)
-    if lease is not None and lease.generation <= estate.generation:
-        end_lease(estate.directory, lease.generation)
-    return {heir: _inherited(heir, estate, shares[heir], reports[heir], ask) for heir in shares}
+    lease = read_lease(lost_host.directory)
+    if lease is not None and lease.generation <= lost_host.generation:
+        end_lease(lost_host.directory, lease.generation)
+    return {heir: _inherited(heir, lost_host, shares[heir], reports[heir], ask) for heir in shares}
 
 
 def _answers_for_timers(shares: Shares) -> dict[str, str]:
@@ -127,17 +128,19 @@ def _answers_for_timers(shares: Shares) -> dict[str, str]:
     return {operator: heir for heir in sorted(shares, reverse=True) for operator in shares[heir]}
 
 
-def prepare_takeover(share: Mapping[str, Units], timers: Mapping[str, str], estate: Estate) -> messages.PrepareTakeover:
+def prepare_takeover(
+    share: Mapping[str, Units], timers: Mapping[str, str], lost_host: LostHost
+) -> messages.PrepareTakeover:
     return messages.PrepareTakeover(
-        estate.name, estate.lost, dict(share), dict(timers), estate.generation, estate.next_lsn
+        lost_host.name, lost_host.lost, dict(share), dict(timers), lost_host.generation, lost_host.next_lsn
     )
 
 
-def _prepared(heir: str, estate: Estate, ask: Ask) -> messages.TakeoverReport:
+def _prepared(heir: str, lost_host: LostHost, ask: Ask) -> messages.TakeoverReport:
     """Until the heir has. A heir that makes no progress is not waited for: the lost host can always be started instead."""
     read_bytes, since_s = -1, ports.now_s()
     while True:
-        report = ask(heir, messages.ReportTakeover(estate.name, WAIT_S))
+        report = ask(heir, messages.ReportTakeover(lost_host.name, WAIT_S))
         if report.state == "prepared":
             return report
         if report.state == "failed" and report.failure is not None:
@@ -148,27 +151,27 @@ def _prepared(heir: str, estate: Estate, ask: Ask) -> messages.TakeoverReport:
             raise HostUnavailable(f"{heir} has not come on for {STUCK_S:.0f} s", host=heir)
 
 
-def _give_up(heir: str, estate: Estate, ask: Ask) -> None:
+def _give_up(heir: str, lost_host: LostHost, ask: Ask) -> None:
     """One that has restarted asks what became of it, and hears it from the lost host when that is back."""
     try:
-        ask(heir, messages.AbandonTakeover(estate.name))
+        ask(heir, messages.AbandonTakeover(lost_host.name))
     except HostUnavailable:
         return
 
 
 def _inherited(
-    heir: str, estate: Estate, share: Mapping[str, Units], report: messages.TakeoverReport | None, ask: Ask
+    heir: str, lost_host: LostHost, share: Mapping[str, Units], report: messages.TakeoverReport | None, ask: Ask
 ) -> Inherited:
-    served = _served(heir, estate, share, ask)
+    served = _served(heir, lost_host, share, ask)
     return Inherited(served, 0, False) if report is None else Inherited(served, report.bytes, report.by_copies)
 
 
-def _served(heir: str, estate: Estate, share: Mapping[str, Units], ask: Ask) -> dict[str, typed.Epochs]:
+def _served(heir: str, lost_host: LostHost, share: Mapping[str, Units], ask: Ask) -> dict[str, typed.Epochs]:
     """The heir's units with their epochs. One that cannot say so, because it has restarted, finds the will by itself."""
     try:
-        return ask(heir, messages.CompleteTakeover(estate.name)).served
+        return ask(heir, messages.CompleteTakeover(lost_host.name)).served
     except GodwitError:
         return {
-            operator: {unit: estate.owned[operator].share(unit).epoch + 1 for unit in units}
+            operator: {unit: lost_host.owned[operator].share(unit).epoch + 1 for unit in units}
             for operator, units in share.items()
         }

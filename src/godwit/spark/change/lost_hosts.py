@@ -18,7 +18,7 @@ from godwit.errors import GodwitError, HostUnavailable
 from godwit.model.units import Units
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.takeover import rescue
-from godwit.runtime.takeover.rescue import Estate, Inherited
+from godwit.runtime.takeover.rescue import Inherited, LostHost
 from godwit.spark.change.request_queue import RequestQueue
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.state.segments import Durability
@@ -98,14 +98,14 @@ class LostHostHandler:
 
     def _take_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, Inherited]:
         """What each heir has got; an error if there is no will."""
-        estate = rescue.fenced(host_directory(str(self._directory.path), host), self._durability)
-        if unsettled := estate.unsettled() or self._evaluating(estate):
+        lost_host = rescue.fence(host_directory(str(self._directory.path), host), self._durability)
+        if unsettled := lost_host.unsettled() or self._evaluating(lost_host):
             raise HostUnavailable(unsettled, host=host)
         heirs = sorted((name for name in self._members.hosts() if name != host), key=self._groups_of)
-        owned = {op: own.mine() for op, own in estate.owned.items() if own.mine()}
+        owned = {op: own.mine() for op, own in lost_host.owned.items() if own.mine()}
         if not owned:
             raise HostUnavailable("it owned nothing", host=host)
-        return rescue.settle(estate, rescue.dealt(owned, heirs, copies), self._hosts.ask_now)
+        return rescue.hand_to_heirs(lost_host, rescue.divide(owned, heirs, copies), self._hosts.ask_now)
 
     def _record_takeover(self, host: str, noticed: str, inherited: Mapping[str, Inherited], began_s: float) -> None:
         """Update tables, roster and history. The takeover is a fact, so this is retried, for instance if a disk is full."""
@@ -138,10 +138,10 @@ class LostHostHandler:
     def _groups_of(self, host: str) -> int:
         return sum(len(units) for units in self._tables.owned(host).values())
 
-    def _evaluating(self, estate: Estate) -> str:
+    def _evaluating(self, lost_host: LostHost) -> str:
         """Whether the host had state of a batch DataFrame that is being evaluated: no table has its owners."""
         active = set(self._active_scopes())
-        running = [name for name in estate.operators if name.rpartition("@")[2] in active]
+        running = [name for name in lost_host.operators if name.rpartition("@")[2] in active]
         return f"{running[0]} is being evaluated" if running else ""
 
     def _replace(self, count: int) -> None:
