@@ -69,7 +69,7 @@ def test_copies_are_as_far_as_their_origin_was(tmp_path: Path) -> None:
     for batch in range(3):
         shared.instance.open(BatchRef("q", "r", batch), "0", 0, welcome)
     port = HostServices("host-1", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
-    receiver = Receiver(port, shared, "m1", "host-0", kept=True)
+    receiver = Receiver(port, shared, "m1", "host-0", standby=True)
     assert receiver.copied_up_to is None
     receiver.take(messages.AnnounceStep(0, UNITS, ()), None)
     receiver.take(messages.CopyMarker(0, 0, 1), None)

@@ -129,7 +129,7 @@ class OpenMigration(Message):
     operator: str
     origin: str
     generation: int  # of the origin
-    kept: bool = False  # whether the protocol keeps copies up to date until a hand-over is asked for
+    standby: bool = False  # whether the copies are kept up to date until a hand-over is requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""The origin's connection to its target: what is sent, in order, and what is heard, as events.
+"""The origin's connection to its target: sends messages in order, and makes events of the target's answers.
 
-Knows how to reach a host that restarts and how fast it may send; what is said is decided elsewhere. A connection that breaks
-takes with it what was in line for it, because the next one begins with what the machine says then.
+Knows how to reach a host that restarts and how fast it may send; does not decide what is sent. When a connection breaks, the
+messages that wait for it are dropped: what the next connection begins with is decided by the machine then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Reached(Event):
 
 @dataclass(frozen=True, slots=True)
 class Answered(Event):
-    """What the target has said on a connection. What it said on an older one it may not hold to any more."""
+    """The target's answer on a connection. An answer on an older connection may not be true any more."""
 
     answer: Event
     connection: int
@@ -142,9 +142,9 @@ class TargetConnection:
         return True
 
     def _header(self) -> messages.OpenMigration:
-        request, kept = self._request, PROTOCOLS[self._request.protocol].until_asked
+        request, until_asked = self._request, PROTOCOLS[self._request.protocol].until_asked
         return messages.OpenMigration(
-            request.id, request.operator, self._services.host, self._services.log.generation, kept
+            request.id, request.operator, self._services.host, self._services.log.generation, until_asked
         )
 
     def disconnect(self) -> None:

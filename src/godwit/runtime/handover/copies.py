@@ -81,7 +81,7 @@ class Copies:
         self._shared.instance.ledger.take_over(lane, entry)
 
     def _in_its_batch(self, progress: Progress) -> bool:
-        """Whether this instance is in the batch that is told of: of a batch that is over nobody asks again. With the lock."""
+        """Whether this instance is in that batch: nobody asks again for a batch that is over. With the lock."""
         self._keep_up(progress)
         return progress.batch == self._shared.instance.progress.batch
 
@@ -136,8 +136,8 @@ class Copies:
 
     def _compare(self, message: messages.StepRows, work: Work) -> None:
         instance = self._shared.instance
-        found = chunk_bytes.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
-        if found != message.fingerprint:
+        fingerprint = chunk_bytes.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
+        if fingerprint != message.fingerprint:
             raise NotDeterministic(
                 "the processor did something else to the same rows when they were replayed on another host",
                 todo="Take clocks, chance and outside state out of it, or use a protocol that ships state, such as push",

@@ -1,4 +1,4 @@
-"""What happens to keys while they are being moved, told as it happens: what the target must hear, and which keys are new."""
+"""Listens to an instance while its keys move: forwards what happens to keys that were copied, and notices new keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Select = Callable[[Any], Any]
 
 
 class Forwarder:
-    """Forwards what happens to keys that have been copied; called with the lock held, right after it has happened."""
+    """Forwards what happens to keys that have been copied; called with the instance's lock, right after it has happened."""
 
     def __init__(
         self, shared: SharedInstance, queue: SendQueue, step: int, select: Select, forward: str, check: bool
@@ -117,7 +117,7 @@ class Forwarder:
 
 
 class KeyWatcher:
-    """Notes new keys of the units that move, and how many of their rows were applied here; called with the lock held."""
+    """Notes new keys of the units that move, and how many of their rows were applied here; with the instance's lock."""
 
     def __init__(self, shared: SharedInstance, select: Select, note: Callable[[list[Key], list[int]], None]) -> None:
         self.rows = 0
@@ -132,8 +132,8 @@ class KeyWatcher:
         if chosen.any():
             self.rows += int(chosen.sum())
             moving = set(chunk.hashes[chosen].tolist())
-            found = [(key, h) for key in keys if (h := self._codec.route_hash(key)) in moving]
-            self._note([key for key, _ in found], [h for _, h in found])
+            touched = [(key, h) for key in keys if (h := self._codec.route_hash(key)) in moving]
+            self._note([key for key, _ in touched], [h for _, h in touched])
 
     def changed(self, batch: int, changes: Changes) -> None:
         return

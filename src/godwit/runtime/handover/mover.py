@@ -2,7 +2,7 @@
 
 Everything that goes to the target goes through one queue, and what tells of keys is put there with the instance's lock: so the
 target hears of copies and of the rows applied after them in the order in which they happened. What is large is sent in slices
-while the queue is empty, and what is said of a step stays behind the slices of that step: effects leave in the order given.
+while the queue is empty, and later messages of a step stay behind the slices of that step: effects leave in the order given.
 Decides nothing that the machine decides; how an effect is carried out is in `origin_effects`, what is known in `outgoing`.
 """
 
@@ -203,7 +203,7 @@ class Mover:
             self._disconnect(TargetDisconnected())
 
     def _disconnect(self, event: Event) -> None:
-        """With the connection the target's copies are gone: whoever is to have the state after that is sent all of it.
+        """With the connection the target's copies are gone: the next connection sends all of the state again.
 
         Messages in the queue go too: on the next connection the end of a step would be taken for all of it.
         """

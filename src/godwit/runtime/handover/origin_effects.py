@@ -1,7 +1,7 @@
 """Carries out what the origin's machine asks for: copies, ships, releases, resumes and forgets steps.
 
 Knows how each effect changes the instance, the changelog and the stream to the target. Decides nothing that the machine
-decides, nor what is told of a key (`shipment`). Follows the lock rule of `outgoing.OutgoingHandover`.
+decides, nor which messages carry a key (`shipment`). Follows the lock rule of `outgoing.OutgoingHandover`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class OriginEffects:
                 raise AssertionError(effect)
 
     def _put_behind_slices(self, step: int, queued: Queued) -> None:
-        """What is said of a step goes in the queue, or behind the slices of that step that are still to be sent."""
+        """A message of a step goes in the queue, or behind the slices of that step that are still to be sent."""
         last = self.handover.last_slices(step)
         if last is None:
             self.handover.queue.put(queued)
@@ -124,7 +124,7 @@ class OriginEffects:
         self.handover.count_sent(queued, self.connection.send(queued))
 
     def _send_each(self, items: list[Queued]) -> Iterator[None]:
-        """Over with the last of them: what is said of the step after that need not wait for a turn."""
+        """Ends with the last of them: a later message of the step need not wait for a turn."""
         *slices, last = items
         for queued in slices:
             self.send(queued)
@@ -190,7 +190,7 @@ class OriginEffects:
         handover, shipment, outgoing = self.handover, self._shipment, self.handover.step(step)
         ledger, ownership = self._shared.instance.ledger, handover.ownership
         select = selects(units, ownership)
-        copied = outgoing.copied  # found before the cut: rows wait from there on
+        copied = outgoing.copied  # complete since the cut: rows wait from there on
         keys: Collection[Key] = copied if copied is not None else shipment.keys_of(units, select)
         items = [shipment.announcement(handover.request.id, step, units)]
         if copied is None:

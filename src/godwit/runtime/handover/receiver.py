@@ -66,7 +66,7 @@ class Receiver:
         migration: str,
         origin: str,
         prepared: dict[int, Units] | None = None,
-        kept: bool = False,
+        standby: bool = False,
     ) -> None:
         self.id = migration
         self.origin = origin
@@ -78,7 +78,7 @@ class Receiver:
         self._machine = Target(prepared)
         self._copies = Copies(self.handover)
         self._effects = TargetEffects(self.handover)
-        self._kept = kept  # copies of a standby
+        self._standby = standby  # its copies outlive the connection
         self._acting = ports.rlock()
         self._writing = ports.lock()
         self._writer: Any = None
@@ -96,7 +96,7 @@ class Receiver:
         """One connection from this generation of the origin, until it ends.
 
         Or until there is another, or another generation: an origin that is stopped, or whose machine has vanished, never ends
-        it. Then what it held is let go, though the thread that reads from it may stay until TCP gives up.
+        it. Then its resources are freed, though the thread that reads from it may stay until TCP gives up.
         """
         directory = host_directory(self._services.checkpoint, self.origin)
         lease = read_lease(directory)
@@ -125,7 +125,7 @@ class Receiver:
             self._wanted = Units()
 
     def _receive(self, connection: ExitStack, message: Any, writer: Any) -> bool:
-        """False after the last message, and if what is said on this connection does not count any more."""
+        """False after the last message, and if there is a newer connection."""
         received = typed.unpack(message.app_metadata, *messages.FROM_ORIGIN)
         with self._acting:
             if self._connection is not connection or isinstance(received, messages.Bye):
@@ -160,7 +160,7 @@ class Receiver:
         """Copies of a standby stay until their origin is back: if it is lost for good, this host may be its heir."""
         with self._writing:
             self._writer = None
-        self.origin_away = self._kept and self.copied_up_to is not None
+        self.origin_away = self._standby and self.copied_up_to is not None
         if self.origin_away:
             ports.thread(self._await_origin, "godwit-await-origin").start()
         else:
@@ -243,7 +243,7 @@ class Receiver:
                 self._writer.write_metadata(typed.pack(answer))
 
     def want(self, units: Units) -> None:
-        """Rows wait for these units; called with the instance's lock held. Asked for once a connection."""
+        """Rows wait for these units; called with the instance's lock. Each unit is requested once per connection."""
         missing = (units & self._machine.promised) - self._wanted
         if missing:
             self._wanted |= missing

@@ -1,7 +1,7 @@
-"""What goes to the target: the keys of the units that move, found without stopping anybody, and what is told of them.
+"""What goes to the target: finds the keys of the units that move while rows go on, and makes messages of them.
 
-Decides how state, the batch in progress and the end of a step are put into words and bytes; not when they are sent. But for
-`index`, everything here is called with the lock of the instance held: so it is told in the order in which it happened.
+Decides which messages carry state, the batch in progress and the end of a step; not when they are sent. Everything here but
+`index` is called with the instance's lock, so that messages have the order of what happened.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class Shipment:
         return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
 
     def with_removed(self, keys: Collection[Key], select: Select) -> Collection[Key]:
-        """Also keys that the batch in progress has removed: whoever owns them has to know what they held before it."""
+        """Also keys that the batch in progress has removed: their next owner has to know what they held before it."""
         gone = self._shared.instance.state.gone()
         if not gone:
             return keys
         chosen = select(np.fromiter(gone.values(), np.int64, len(gone))).tolist()
         return dict.fromkeys([*keys, *(key for key, mine in zip(gone, chosen, strict=True) if mine)])
 
-    # -- what is told of them ----------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------------
 
     def announcement(self, migration: str, step: int, units: Units) -> Queued:
         """Before anything of a step. The epochs are those in which the target is to own it: one that has owned it says so."""
@@ -111,8 +111,8 @@ class Shipment:
 
     def state(self, step: int, keys: list[Key]) -> Queued:
         """What the keys hold now; made into bytes when it is sent."""
-        held = self._shared.instance.state.export_keys(keys, SLICE_ROWS, SLICE_BYTES)
-        return Queued(messages.StepState(step), (batch.serialize() for batch in held))
+        batches = self._shared.instance.state.export_keys(keys, SLICE_ROWS, SLICE_BYTES)
+        return Queued(messages.StepState(step), (batch.serialize() for batch in batches))
 
     def all_state(self, step: int, keys: Collection[Key]) -> Iterator[Queued]:
         whole = list(keys)

@@ -86,7 +86,7 @@ class TargetEffects:
             if anew:
                 instance.batches.revert_units(units)
                 mark = mark | {"fired": False, "fired_elsewhere": [], "watermark": mark["watermark"] | {"reported": {}}}
-            elif same_batch:  # whoever knew that the batch must not be committed may be gone by its end
+            elif same_batch:  # the host that knows that the batch must not be committed may be gone by its end
                 instance.batch.spoiled = instance.batch.spoiled or mark.get("spoiled", "")
             instance.batches.merge_watermark(mark["watermark"], same_batch)
             instance.timers.inherit(units, mark, same_batch, end.lost)

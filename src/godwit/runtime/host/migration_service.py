@@ -75,7 +75,9 @@ class MigrationService:
                 self._drop_copies(shared, leftover)
             mine = selects(ownership.mine() | waiting, ownership)
             gone = selects(_released(shared), ownership)
-            none_left = not ownership.mine() and not ownership.outgoing  # whoever got the last keys answers for timers
+            none_left = (
+                not ownership.mine() and not ownership.outgoing
+            )  # the host with the last keys answers for timers
             instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=none_left)
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
@@ -198,7 +200,7 @@ class MigrationService:
         with self._lock:
             receiver = self._receivers.get(migration)
             if receiver is None:
-                receiver = Receiver(self._services, shared, migration, opening.origin, kept=opening.kept)
+                receiver = Receiver(self._services, shared, migration, opening.origin, standby=opening.standby)
                 self._receivers[migration] = receiver
             receiver.open_connections += 1
         try:
@@ -304,9 +306,9 @@ def _rows_by_hash(samples: list[tuple[int, Index]]) -> dict[int, int]:
         return {}
     hashes = np.concatenate([some for _, some in samples])
     weights = np.concatenate([np.full(len(some), each) for each, some in samples])
-    found, at = np.unique(hashes, return_inverse=True)
+    distinct, at = np.unique(hashes, return_inverse=True)
     counts = np.bincount(at, weights).astype(np.int64)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
 
 
 def _plain(key: Key) -> list[Any]:
@@ -324,11 +326,11 @@ def _check_protocol(request: messages.StartMigration) -> None:
 
 
 def _by_migration(open_steps: dict[str, Any]) -> dict[str, dict[int, Units]]:
-    found: dict[str, dict[int, Units]] = {}
+    steps: dict[str, dict[int, Units]] = {}
     for name, step in open_steps.items():
         migration, _, number = name.rpartition("/")
-        found.setdefault(migration, {})[int(number)] = step.units
-    return found
+        steps.setdefault(migration, {})[int(number)] = step.units
+    return steps
 
 
 def _released(shared: SharedInstance) -> Units:

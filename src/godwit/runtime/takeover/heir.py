@@ -66,7 +66,7 @@ class ReceiverAnswers:
 
 
 class LostOperator:
-    """What a lost host has left of one operator: all but the state is kept here, the state goes to the receiver."""
+    """What a lost host has left of one operator: the state goes to the receiver, all else stays here until the end."""
 
     def __init__(self, lost: str, operator: str, units: Units, timers: bool, words: Mapping[str, Part]) -> None:
         spec = OperatorSpec.from_dict(words["define"].info["spec"])
@@ -163,7 +163,7 @@ class Heir:
             self._take_over()
             self._enter("prepared")
             for receiver in self._receivers.values():
-                receiver.ask_outcome(STEP)  # it does not rely on being told what has become of it
+                receiver.ask_outcome(STEP)  # the driver may be lost before it says what has become of the takeover
         except Exception as error:  # noqa: BLE001 the driver must hear of it, and start the host instead
             failure = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
             self.failure = failure.at(host=self._services.host)
