@@ -58,7 +58,11 @@ def main() -> int:
     parser.add_argument("--protocol", choices=PROTOCOLS, help="all migrations by this protocol")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--failures", type=int, default=3, help="stop after so many")
+    parser.add_argument("--coverage", action="store_true", help="which lines of the product are executed")
     options = parser.parse_args()
+    if options.coverage:
+        seeds = ["--seeds", str(options.seeds), "--first", str(options.first)]
+        return subprocess.run([sys.executable, "-m", "tests.sim.covered", *seeds], check=False).returncode
     if options.seed is not None and os.environ.get(HASH) != "0":
         with alike():
             return subprocess.run([sys.executable, "-m", "tests.sim", *sys.argv[1:]], check=False).returncode

@@ -369,6 +369,20 @@ def answer_before_durable() -> Iterable[Change]:
     return [(LaneExchange, "__init__", unwritten)]
 
 
+@hole(
+    "a router goes on with later rows of a lane when earlier ones were lost with a machine, until the lane ends",
+    "I2 I3",
+)
+def lost_work_is_noticed_late() -> Iterable[Change]:
+    check = LaneExchange._check_survived
+
+    def at_the_end_only(exchange: LaneExchange, shared: Any, lane: messages.OpenLane, answered: Any) -> None:
+        if answered is not lane.answered:
+            check(exchange, shared, lane, answered)
+
+    return [(LaneExchange, "_check_survived", at_the_end_only)]
+
+
 # -- lost hosts ------------------------------------------------------------------------------------------------------
 
 

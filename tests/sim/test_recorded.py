@@ -9,6 +9,7 @@ import pytest
 
 from tests.sim.holes import HOLES
 from tests.sim.points import Point
+from tests.sim.recording import replayed
 from tests.sim.run import Run
 from tests.sim.schedule import RECORDED, Schedule
 
@@ -29,6 +30,13 @@ def test_recorded_schedule_holds(path: Path) -> None:
         if not missing and tried + 1 >= DICE_MIN:
             return
     pytest.fail(f"never reached: {sorted(missing)}")
+
+
+def test_copies_of_a_standby_take_over() -> None:
+    """Rarely met by chance: the copies stand, nothing else moves, and their origin is lost."""
+    result = replayed(Schedule.read(RECORDED / "takeover-by-copies.json"), 0)
+    assert result.faults["takeover by copies"] == 1
+    assert not result.breach
 
 
 def test_every_hole_has_a_schedule() -> None:

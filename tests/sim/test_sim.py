@@ -1,4 +1,4 @@
-"""500 schedules hold, every kind of fault happens in them, and the same seed is the same schedule."""
+"""Some hundred schedules hold, every kind of fault happens in them, and the same seed is the same schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.faults import KINDS
 from tests.sim.moves import PROTOCOLS
 from tests.sim.run import Result, Run
 
-SEEDS = 500
+SEEDS = 300  # with what else is run here and in test_recorded about 90 s of one core
 JOBS = 2
 
 
@@ -21,7 +21,7 @@ def held(result: Result) -> Result:
 
 
 @pytest.mark.timeout(900)
-def test_500_schedules_hold() -> None:
+def test_schedules_hold() -> None:
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     for result in map(held, results(0, SEEDS, None, JOBS)):
