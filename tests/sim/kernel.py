@@ -360,7 +360,7 @@ class Kernel:
         if self.sync_s and self.dice.random() < SLOW_SYNC:
             self.sleep(self.dice.random() * self.sync_s)
         self.give_way()
-        self._unsynced[path] = (written[0], size)
+        self._unsynced[path] = (written[0], max(size, self._unsynced[path][1]))  # a sync that began later may be over
 
     def cut_power(self, process: Process) -> None:
         """The machine is gone: of what its process has written and not synced, some is lost."""
