@@ -81,6 +81,30 @@ def test_copies_of_keys_that_were_apart_before_are_dropped_with_the_rest(pair: P
     assert pair.a.totals() == FIRST
 
 
+def test_copy_of_a_key_is_not_dropped_with_the_group_that_brings_it_again(pair: Pair) -> None:
+    """A standby of the key has ended at its origin, and its target has not noticed when the key comes with its group.
+
+    Before: the target dropped the key with the standby's copies, and served the group without the key's state.
+    """
+    standby = pair.migrate("standby", apart(pair))
+    first = pair.wait_connection(1)
+    first.there.wait_sent("copy_marker")
+    first.there.wait_idle()
+    first.there.stop(kind_is("bye"))
+    first.back.cut()
+    assert pair.wait_ended().dropped == 1
+    pair.there = kind_is("step_end")
+    pair.migrate("pause", group(pair))
+    second = pair.wait_connection(2)
+    second.there.wait_stopped()
+    pair._pause.wait(0.2)  # the target takes what it can
+    first.there.flow()
+    pair.wait(lambda: standby not in pair.b.shared.copy_claims)
+    second.there.flow()
+    assert pair.wait_ended().done == 1
+    assert pair.b.put(0, (KEY, 1)) == [(KEY, 2)]
+
+
 def test_keys_that_were_apart_before_are_found_in_the_backup(pair: Pair) -> None:
     """Before: the target left out a key that it took for one of another host, and served it without its state."""
     pair.moved("pause", apart(pair))

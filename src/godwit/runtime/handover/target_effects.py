@@ -7,7 +7,7 @@ restart can remove copies that never became the host's own. Knows nothing of con
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -32,15 +32,21 @@ class TargetEffects:
 
     # -- before anything has come ------------------------------------------------------------------------------------
 
-    def claim(self, units: Units) -> Units:
+    def claim(self, units: Units, apart: Collection[int] | None = None) -> Units:
         """Gives those of the units that may come: none that this host owns by now, or has prepared. With the lock.
 
-        A migration before this one may still have copies here, not knowing yet what became of it: it goes first.
+        A migration before this one may still have copies here, not knowing yet what became of it: it goes first. So does one
+        that has copies of single keys of these groups, unless the keys are `apart` from them: it would drop them with its own.
         """
         handover, claims = self._handover, self._shared.copy_claims
+        count = len(handover.ownership.groups)
+
+        def shared_keys(claimed: Units) -> bool:
+            return apart is not None and any(k % count in units.groups and k not in apart for k in claimed.keys)
 
         def free() -> bool:
-            return not any(other != handover.migration and claimed & units for other, claimed in claims.items())
+            others = [claimed for other, claimed in claims.items() if other != handover.migration]
+            return not any(claimed & units or shared_keys(claimed) for claimed in others)
 
         self._shared.changed.wait_for(lambda: free() or handover.services.stopping())
         away = (Stand.AWAY, Stand.EXPECTED)
@@ -64,7 +70,7 @@ class TargetEffects:
         again, step.units = step.units is not None, units
         with self._shared.changed:
             instance.batch.pending_outputs.pop(handover.name(number), None)
-            if self.claim(units) != units:
+            if self.claim(units, step.apart) != units:
                 raise InvariantBroken(f"{handover.name(number)} brings what {handover.services.host} owns")
             back = handover.ownership.rejoin(units, step.apart)
             if not again and any((out.units & units) for out in handover.ownership.outgoing.values()):
