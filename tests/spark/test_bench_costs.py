@@ -34,6 +34,7 @@ def exactness(found: dict[str, Any]) -> dict[str, int]:
     return {name: found[name] for name in EXACT}
 
 
+@pytest.mark.long
 def test_the_time_of_a_row_is_told_part_by_part(spark: SparkSession) -> None:
     settings = ThroughputSettings(keys=100, hosts=1, lanes=1, batch_rows=2_000, warm_up=2, batches=3, profile=True)
     router_body = operator_frame._router_body

@@ -65,6 +65,7 @@ def test_moves_change_nothing_that_comes_out_or_stays(spark: SparkSession, tmp_p
         assert chosen.exactness(workload, outputs, flock.state(NAME)) == EXACT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FEWER)
 def test_with_nothing_moved_it_is_exact_too_and_a_row_more_or_less_is_seen(
     spark: SparkSession, tmp_path: Path, name: str

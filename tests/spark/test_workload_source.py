@@ -83,6 +83,7 @@ def test_rows_of_a_lane_come_by_ascending_number(spark: SparkSession, tmp_path: 
         assert mine == sorted(mine)
 
 
+@pytest.mark.long
 def test_a_restart_goes_on_where_the_checkpoint_ends(spark: SparkSession, tmp_path: Path) -> None:
     options = {"workload": "traffic", "rows_per_second": 0, "rows_per_batch": 300}
     before = run(spark, tmp_path, rows=700, **options)
