@@ -154,7 +154,8 @@ class Flock:
         try:
             estate = rescue.fence(directory, self.plan.durability)
             owned = {operator: own.mine() for operator, own in estate.owned.items() if own.mine()}
-            if estate.unsettled() or not owned:
+            by_tables = [operator for operator, table in self.tables.items() if table.units_of(name)]
+            if estate.unsettled(by_tables) or not owned:
                 return False
             heirs = [host for host in self.left() if host != name]
             told = rescue.hand_to_heirs(estate, rescue.divide(owned, heirs, self._copies_of(name)), self.ask)

@@ -402,6 +402,12 @@ def will_before_all_prepared() -> Iterable[Change]:
     return [(rescue, "_prepared", lambda *_: messages.TakeoverReport("prepared"))]
 
 
+@hole("others take over from a host whose changelog does not have all of its operators yet", "I6")
+def takeover_of_a_part() -> Iterable[Change]:
+    unsettled = rescue.LostHost.unsettled
+    return [(rescue.LostHost, "unsettled", lambda lost_host, _: unsettled(lost_host, ()))]
+
+
 @hole("a step that was released to a host that is lost for good is neither taken back nor forgotten", "I6")
 def lost_target_is_waited_for() -> Iterable[Change]:
     return [(Mover, "_look_for_will", nothing)]

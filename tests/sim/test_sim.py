@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from pathlib import Path
+from random import Random
 
 import pytest
 
+from godwit import ports
 from tests.sim.__main__ import main, results
 from tests.sim.faults import KINDS
+from tests.sim.kernel import Kernel
 from tests.sim.moves import PROTOCOLS
 from tests.sim.run import Result, Run
 
@@ -51,6 +56,32 @@ def test_same_seed_is_the_same_schedule() -> None:
 
 def test_same_seed_is_the_same_schedule_in_every_process() -> None:
     assert list(results(0, 4, None, jobs=2)) == list(results(0, 4, None, jobs=1))
+
+
+def test_power_cut_loses_nothing_that_was_synced(tmp_path: Path) -> None:
+    def left(seed: int) -> int:
+        kernel, path = Kernel(Random(seed)), tmp_path / str(seed)
+        kernel.sync_s = 0.05
+
+        def write() -> None:
+            fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            ports.writev(fd, [b"safe"])
+            slow = ports.thread(lambda: ports.fsync(fd), "slow")  # it may be over after the next one
+            slow.start()
+            ports.fsync(fd)
+            ports.writev(fd, [b"not safe"])
+            slow.join()
+
+        with ports.use(kernel):
+            process = kernel.process("host-0", "host-0", write)
+            assert kernel.run(lambda: not process.threads, 1_000, kernel.time_s + 1)
+            kernel.cut_power(process)
+            kernel.end()
+        return path.stat().st_size
+
+    sizes = {left(seed) for seed in range(20)}
+    assert min(sizes) >= len("safe")
+    assert len(sizes) > 1
 
 
 def test_failing_seed_is_told_with_the_way_to_replay_it(

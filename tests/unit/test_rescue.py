@@ -53,6 +53,13 @@ def estate_in(directory: Path) -> LostHost:
     return LostHost("lost", directory, 2, 1, owned, ("op",))
 
 
+def test_nobody_takes_over_from_a_host_whose_changelog_lacks_an_operator_of_its_keys(tmp_path: Path) -> None:
+    """The host was lost before it had written that it owns keys of the operator: they would have no owner."""
+    lost_host = estate_in(tmp_path / "lost")
+    assert lost_host.unsettled(["op"]) == ""
+    assert lost_host.unsettled(["op", "later"]) == "its changelog does not have later yet"
+
+
 class Heirs:
     """They say what is wanted of them, and note what they were asked."""
 

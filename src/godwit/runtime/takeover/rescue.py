@@ -6,7 +6,7 @@ failure before the will costs time and nothing else. After the will the heirs fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -62,8 +62,15 @@ class LostHost:
     def name(self) -> str:
         return f"will-{self.lost}-{self.generation}"
 
-    def unsettled(self) -> str:
-        """Why no other host can take over from this one; empty if one can."""
+    def unsettled(self, operators: Iterable[str]) -> str:
+        """Why no other host can take over from this one; empty if one can.
+
+        `operators`: those of which the host owns keys by the routing tables. An operator that was not in the changelog yet when
+        the host was lost would be left without an owner of those keys.
+        """
+        for operator in operators:
+            if operator not in self.owned:
+                return f"its changelog does not have {operator} yet"
         for operator, ownership in self.owned.items():
             if ownership.outgoing or ownership.incoming:
                 return f"a hand-over of {operator} was under way"

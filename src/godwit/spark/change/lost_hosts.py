@@ -99,7 +99,7 @@ class LostHostHandler:
     def _take_over(self, host: str, copies: Mapping[str, Mapping[str, Units]]) -> dict[str, Inherited]:
         """What each heir has got; an error if there is no will."""
         lost_host = rescue.fence(host_directory(str(self._directory.path), host), self._durability)
-        if unsettled := lost_host.unsettled() or self._evaluating(lost_host):
+        if unsettled := lost_host.unsettled(self._tables.owned(host)) or self._evaluating(lost_host):
             raise HostUnavailable(unsettled, host=host)
         heirs = sorted((name for name in self._members.hosts() if name != host), key=self._groups_of)
         owned = {op: own.mine() for op, own in lost_host.owned.items() if own.mine()}
