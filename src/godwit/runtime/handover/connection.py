@@ -26,9 +26,9 @@ from godwit.transport import bodies, line, typed
 from godwit.transport.flight import GONE, Client
 
 RETRY_S = 0.02
-CONNECT_S = 2.0  # as for routers: it may be stopped, and have a successor soon
+CONNECT_S = 2.0  # as for routers: a target that was stopped may have a successor soon
 BYE_S = 1.0
-PACE_S = 0.005  # of sending owed to a bandwidth limit before a pause is worth its while
+PACE_S = 0.005  # a bandwidth limit makes pauses of at least this length
 
 CONNECTION_ERRORS = (*GONE, pa.ArrowInvalid)
 
@@ -39,7 +39,7 @@ class Queued:
 
     message: messages.FromOrigin
     bodies: Iterator[Any] | None = None
-    forwarded: int = 0  # rows, if these are rows that the origin has applied
+    forwarded: int = 0  # how many rows or changes, if the message forwards them
 
 
 class ConnectionLost(Exception):
@@ -48,7 +48,7 @@ class ConnectionLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Broken(Event):
-    """A connection has ended; only the newest matters."""
+    """A connection has ended; ignored unless it is the newest connection."""
 
     error: BaseException
     connection: int
@@ -56,14 +56,14 @@ class Broken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Event):
-    """The target cannot go on, for a reason that somebody must know."""
+    """The target cannot go on. The user gets the error."""
 
     error: GodwitError
 
 
 @dataclass(frozen=True, slots=True)
 class Reached(Event):
-    """The target has come to a marker, which was put in line when so many rows had been forwarded."""
+    """The target has reached a marker. `rows`: how many rows had been forwarded when the marker was queued."""
 
     step: int
     rows: int
@@ -81,7 +81,7 @@ SendQueue = ports.Queue["Queued | Event"]  # messages for the target, and events
 
 
 def event_of(answer: typed.Message) -> Event:
-    """What the target's answer means to the origin."""
+    """The event that the target's answer is for the origin's machine."""
     match answer:
         case messages.UnitsExpected(units):
             return Offered(units)
@@ -113,11 +113,11 @@ class TargetConnection:
         self._reader: Any = None
         self._listening: ports.Thread | None = None
         self._owed_s = 0.0
-        self.number = 0  # of the connection there is, counted from 1
-        self.idle = ports.event()  # set when there is nothing to wait for any more
+        self.number = 0  # of the present connection, counted from 1
+        self.idle = ports.event()  # set when the mover must not pause any more
 
     def connect(self) -> bool:
-        """To whichever generation of the target serves; False after a short while if none does."""
+        """Connect to the generation of the target that serves; False after a short pause if none does."""
         directory = host_directory(self._services.checkpoint, self._request.target)
         lease = read_lease(directory)
         if lease is None or lease.incarnation != self._services.incarnation:
@@ -148,9 +148,9 @@ class TargetConnection:
         )
 
     def disconnect(self) -> None:
-        """The target ends the stream when it has heard that this was all; one that does not is not waited for.
+        """Say `Bye`, and wait for a moment until the target ends the stream; then cancel the stream.
 
-        Never from here: if it is being ended at that moment by the thread that listens, gRPC ends the process.
+        The stream is never closed here: if the listening thread ends the stream at the same moment, gRPC ends the process.
         """
         if self._client is None:
             return
@@ -165,7 +165,7 @@ class TargetConnection:
         self._client = self._writer = self._reader = self._listening = None
 
     def empty_queue(self) -> list[Event]:
-        """Messages in the queue are not sent any more; events are given back."""
+        """Drop the messages in the queue and return its events."""
         events: list[Event] = []
         while not self._queue.empty():
             item = self._queue.get()
@@ -174,9 +174,9 @@ class TargetConnection:
         return events
 
     def _listen(self, reader: Any, connection: int, directory: Path, lease: Lease) -> None:
-        """The target's answers as events; the end of the stream is one too."""
+        """Put the target's answers, and the end of the stream, into the queue as events."""
         try:
-            with waits().over(directory, lease, reader.cancel):  # writing waits for the same stream
+            with waits().over(directory, lease, reader.cancel):  # this also ends writes to the same stream
                 while True:
                     answer = typed.unpack(reader.read_chunk().app_metadata, *messages.FROM_TARGET)
                     self._queue.put(Answered(event_of(answer), connection))
@@ -184,7 +184,7 @@ class TargetConnection:
             self._queue.put(Broken(error, connection))
 
     def send(self, queued: Queued) -> int:
-        """Gives the bytes sent; none where there is no connection."""
+        """Returns the number of bytes sent: 0 if there is no connection."""
         if self._writer is None:
             return 0
         if queued.bodies is None:

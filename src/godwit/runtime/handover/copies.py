@@ -1,6 +1,6 @@
-"""What one migration has brought to its target: copies among the instance's own keys, written down like any other state.
+"""The copies that one migration brings to its target: they are in the instance's state and changelog beside the keys it owns.
 
-Decides how each message of an origin (or of the changelog that a lost host has left) goes into state, ledger and changelog.
+Decides how each message of an origin (or of an heir that reads a lost host's changelog) changes state, ledger and changelog.
 Knows nothing of connections, nor of when a step is prepared, served or discarded. Follows the lock rule of
 `incoming.IncomingHandover`.
 """
@@ -27,30 +27,30 @@ from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.ledger import Entry
 from godwit.state.state_at_lsn import state_at
 
-BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # taken over at a time from a backup
+BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # of a step, read at a time from the origin's changelog
 
 
 class Copies:
-    """Called with the receiver's `_acting`: one message at a time."""
+    """All methods are called with the receiver's lock `_acting`: one message at a time."""
 
     def __init__(self, handover: IncomingHandover) -> None:
         self._handover = handover
         self._shared = handover.shared
 
     def origin_progress(self, progress: Progress) -> None:
-        """So far the origin has come."""
+        """The origin is in this batch."""
         with self._shared.changed:
             self._keep_up(progress)
 
     def complete(self, message: messages.CopyMarker) -> None:
-        """All of the step has been copied."""
+        """The copy of the step is complete."""
         step = self._handover.step(message.step)
         if step.copied_up_to is None:
             step.copied_up_to = message.batch
         self._handover.copied_in = max(message.batch, self._handover.copied_in)
 
     def state_before_batch(self, message: messages.StateBeforeBatch, body: Any) -> None:
-        """What keys held before the batch in progress."""
+        """Take up the state that keys had before the batch in progress."""
         instance, batch = self._shared.instance, self._batch(body)
         with self._shared.changed:
             if self._in_its_batch(message.progress):
@@ -58,7 +58,10 @@ class Copies:
                 self._change((info, body), lambda: instance.state.amend(batch))
 
     def ledger(self, message: messages.StepLedger, body: Any) -> None:
-        """What the batch in progress has done; of what timers put out only one host tells, so that waits for the hand-over."""
+        """Take up a ledger entry of the batch in progress.
+
+        Only one host may answer for the outputs of timers (an entry without rows), so they count from the hand-over on.
+        """
         instance, lane, progress = self._shared.instance, message.entry["lane"], message.progress
         entry = Entry.from_part(message.entry, memoryview(body), instance.spec.output_schema)
         with self._shared.changed:
@@ -75,13 +78,13 @@ class Copies:
             taken = instance.ledger.missing(lane, entry)
             if taken is not None:
                 info, data = taken.part(instance.name, instance.progress.batch, lane)
-                self._change((info | {"from": self._handover.origin}, data), lambda: self._take(lane, taken))
+                self._change((info | {"from": self._handover.origin}, data), lambda: self._record(lane, taken))
 
-    def _take(self, lane: str, entry: Entry) -> None:
+    def _record(self, lane: str, entry: Entry) -> None:
         self._shared.instance.ledger.take_over(lane, entry)
 
     def _in_its_batch(self, progress: Progress) -> bool:
-        """Whether this instance is in that batch: nobody asks again for a batch that is over. With the lock."""
+        """Whether this instance is in the batch of the message: an earlier batch is over. Called with the lock."""
         self._keep_up(progress)
         return progress.batch == self._shared.instance.progress.batch
 
@@ -94,7 +97,7 @@ class Copies:
             instance.keys.take(batch, body, settled=True)
 
     def backup(self, message: messages.StepBackup) -> None:
-        """The step's state out of the origin's changelog, as it was at the cut: the origin has no work with it."""
+        """Read the state of the step, as of the cut, from the origin's changelog: this saves the origin the work."""
         instance = self._shared.instance
         spec = instance.spec
         state = state_at(Path(message.directory), instance.name, spec.variables, instance.key_codec, message.lsn)
@@ -121,7 +124,7 @@ class Copies:
             instance.keys.take(batch, body, settled=settled)
 
     def rows(self, message: messages.StepRows, body: Any) -> None:
-        """Rows that the origin has applied: the same again here, silently."""
+        """Replay rows that the origin has applied; no outputs leave."""
         instance, progress = self._shared.instance, message.progress
         chunk = chunk_bytes.chunk_of(body)
         codec = instance.key_codec
@@ -147,20 +150,21 @@ class Copies:
             )
 
     def _keep_up(self, progress: Progress) -> None:
-        """Be in the origin's batch, or ahead of it; with the instance's lock.
+        """Begin the origin's batch if this instance is behind it; called with the instance's lock.
 
-        Does not wait for hand-overs to be decided, as the first row of a batch does: that they are may come later on this very
-        connection. Timers are not fired by it, so none is missed.
+        Unlike a lane that opens a batch, this does not wait until hand-overs are decided: the decision may arrive later on this
+        connection. It fires no timers, so no timer is missed.
         """
         self._shared.instance.batches.catch_up(progress, self._handover.services.clock_ms())
 
     def end_fits(self, message: messages.StepEnd) -> bool:
-        """The last of a step has come. It fits unless timers of it that are due in this batch would be forgotten.
+        """Take the last message of a step; returns whether this instance can take over the step in its present batch.
 
-        That is so if this instance has fired those of the batch already, and the origin has not: it has not come to firing
-        them, or not even to the batch, or to the batch as a later run of the query has begun it anew. Of a lost origin it fits
-        all the same: routers come again before they send rows. Nor does it fit if both are in runs of which the other does not
-        know: then nobody can tell which of them has to be reverted.
+        It cannot if timers of the step would never fire: this instance has fired the timers of its batch, and the origin has
+        not, because the origin has not begun the batch, has not fired its timers yet, or has begun the batch anew in a later
+        run of the query. A step of a lost origin can be taken over all the same: every router opens its lane again before it
+        sends rows, and the timers fire then. A step cannot be taken over if both hosts are in runs that the other host does
+        not know: it is not known which of the two has to revert its batch.
         """
         instance, mark = self._shared.instance, message.mark
         progress = Progress.from_dict(mark["progress"])
@@ -173,10 +177,10 @@ class Copies:
             if instance.spec.time_mode == "none" or message.released or message.lost:
                 return True
             if same and "unfired" in mark and Units.from_dict(mark["unfired"]):
-                return False  # the origin has them from a lost host, and fires them when the next router comes
+                return False  # timers of a lost host, which the origin fires when the next lane opens
             return not instance.batch.fired or (mark["fired"] and same)
 
-    # -- writing down ------------------------------------------------------------------------------------------------
+    # -- changelog ---------------------------------------------------------------------------------------------------
 
     def _batch(self, body: pa.Buffer) -> pa.RecordBatch:
         return pa.ipc.read_record_batch(body, changes_schema(self._shared.instance.key_codec))

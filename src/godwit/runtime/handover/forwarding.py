@@ -1,4 +1,4 @@
-"""Listens to an instance while its keys move: forwards what happens to keys that were copied, and notices new keys."""
+"""Follows an instance while its keys move: forwards rows or changes of keys that were copied, and notices new keys."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from godwit.runtime.processor.rows import Times
 from godwit.state.changes import Changes
 from godwit.state.keys import Key
 
-SLICE_KEYS = 256  # copied at a time
+SLICE_KEYS = 256  # in one slice
 
 Select = Callable[[Any], Any]
 
 
 class Forwarder:
-    """Forwards what happens to keys that have been copied; called with the instance's lock, right after it has happened."""
+    """Forwards rows or changes of copied keys to the target; called with the instance's lock, right after each change."""
 
     def __init__(
         self, shared: SharedInstance, queue: SendQueue, step: int, select: Select, forward: str, check: bool
@@ -39,7 +39,7 @@ class Forwarder:
         self._step = step
         self._select = select
         self._forward = forward
-        self._frontier: int | None = -(1 << 63)  # hashes below it are copied; None: all are
+        self._frontier: int | None = -(1 << 63)  # keys with smaller hashes are copied; None: all keys are
 
     def begin(self, keys: Mapping[Key, int]) -> None:
         """Copy these keys, with their routing hashes."""
@@ -48,7 +48,7 @@ class Forwarder:
         self.keys = set(keys)
 
     def add_key(self, key: Key, route_hash: int) -> None:
-        """A new key. If its place has been passed, all that ever happened to it is forwarded."""
+        """A new key. If the copy has passed its hash, the target gets the key by forwarding alone."""
         if not self._select(np.array([route_hash]))[0]:
             return
         self.keys.add(key)
@@ -56,7 +56,7 @@ class Forwarder:
             heappush(self.pending, (route_hash, len(self.pending) + (1 << 40), key))
 
     def next_slice(self) -> list[Key]:
-        """The keys that are copied next, whole hashes at a time; the frontier moves behind them."""
+        """The keys that are copied next. Keys with the same hash go together; the frontier moves behind them."""
         keys: list[Key] = []
         while self.pending and len(keys) < SLICE_KEYS:
             route_hash = self.pending[0][0]
@@ -139,7 +139,7 @@ class KeyWatcher:
         return
 
     def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
-        """Some that the batch had removed are back."""
+        """Keys that the batch had removed may be back."""
         hashes = np.array([self._codec.route_hash(key) for key in keys], np.int64)
         chosen = np.flatnonzero(self._select(hashes)).tolist()
         self._note([keys[i] for i in chosen], hashes[chosen].tolist())

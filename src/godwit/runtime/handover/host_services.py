@@ -1,4 +1,4 @@
-"""What those who move keys need of their host."""
+"""The services of a host that hand-overs, takeovers and lanes use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from godwit.state.changelog import Changelog
 
 @dataclass(frozen=True, slots=True)
 class HostServices:
-    """What movers and receivers need from their host."""
+    """Of one host process. Made by the host when its changelog is open."""
 
     host: str
     checkpoint: str

@@ -1,7 +1,7 @@
-"""What a target knows of one hand-over, in one object, with the rule which thread may touch what of it.
+"""What a target knows of one hand-over, in one object, with the lock rule: which thread may use which field.
 
-Holds facts; decides nothing. The machine (`migration.target`) decides, `receiver` runs it, `copies` takes in what comes and
-`target_effects` carries out what the machine asks for.
+Holds facts; decides nothing. The machine (`migration.target`) decides, `receiver` runs the machine, `copies` takes up the state
+that arrives, and `target_effects` carries out the effects of the machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from godwit.state.keys import Key
 
 @dataclass(slots=True)
 class IncomingStep:
-    """What has come of one step, on the connection there is."""
+    """What has arrived of one step, on the present connection."""
 
     apart: tuple[int, ...] = ()  # keys that the origin knows to be apart from the step's groups
-    units: Units | None = None  # none before the machine has taken the announcement
-    keys: dict[Key, None] | None = None  # whose copies lie here; none if nobody has counted them
-    end: messages.StepEnd | None = None  # the last that comes of a step
-    copied_up_to: int | None = None  # once the copy is whole: the origin's batch when the step was last heard of
+    units: Units | None = None  # None before the machine has accepted the announcement
+    keys: dict[Key, None] | None = None  # keys whose copies are here; None if they are not known
+    end: messages.StepEnd | None = None  # the last message of a step
+    copied_up_to: int | None = None  # the origin's batch at the last message; None until the copy is complete
 
     def add_keys(self, keys: list[Key]) -> None:
         self.keys = self.keys or {}
@@ -38,14 +38,15 @@ class IncomingStep:
 class IncomingHandover:
     """All that the target knows of one migration, beside its machine.
 
-    The lock rule. Locks are taken in this order, and never the other way round:
-    1. The receiver's `_acting` lets one event be handled at a time: messages of the newest connection, its end, and answers of
-       the origin to questions. It guards the machine and everything here. Its holder may wait for the changelog, and for
-       `shared.changed`.
+    The lock rule. Locks are taken in this order only:
+    1. The receiver's `_acting` lets the receiver handle one event at a time: a message of the newest connection, the end of
+       that connection, or an answer of the origin to a question. It guards the machine and all fields of this object. A
+       thread that holds it may wait for the changelog and for `shared.changed`.
     2. The instance's lock (`shared.lock`; `shared.changed` is its condition) guards the instance, its ownership and ledger, and
-       `shared.copy_claims`. With it nobody waits for the changelog, or for anything but `shared.changed`. `Receiver.want` is
-       called with it by threads whose rows wait: it reads what the machine has promised, and writes one short message.
-    3. The receiver's `_writing` guards the stream's writer. Nothing else is locked with it.
+       `shared.copy_claims`. A thread that holds it does not wait for the changelog; it waits for `shared.changed` only.
+       Threads whose rows wait call `Receiver.want` with this lock, without `_acting`: `want` reads which units the machine
+       expects, and writes one short message.
+    3. The receiver's `_writing` guards the stream's writer. A thread that holds it takes no other lock.
     An heir that takes over copies of another migration locks that migration's `_acting` before its own.
     """
 
@@ -56,7 +57,7 @@ class IncomingHandover:
         self.origin = origin
         self.steps: dict[int, IncomingStep] = {}
         self.written: tuple[int, int] | None = None  # how far the origin's changelog was durable: generation and lsn
-        self.copied_in = -1  # the origin's batch when the last of the copies was whole
+        self.copied_in = -1  # the origin's batch when the last copy became complete
 
     @property
     def ownership(self) -> Any:
@@ -70,12 +71,12 @@ class IncomingHandover:
         self.steps.pop(number, None)
 
     def name(self, number: int) -> str:
-        """Of a step, as changelogs have it."""
+        """The name of a step in changelogs."""
         return f"{self.migration}/{number}"
 
     @property
     def copied_up_to(self) -> dict[int, int]:
-        """By step, of those that are copied whole: the origin's batch when they were last heard of."""
+        """For each step whose copy is complete: the origin's batch at the last message about the step."""
         return {number: step.copied_up_to for number, step in self.steps.items() if step.copied_up_to is not None}
 
     # -- with the instance's lock ------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class IncomingHandover:
         self.shared.copy_claims[self.migration] = self.claimed | units
 
     def end_claim(self, units: Units) -> None:
-        """The units are this host's own now, or their copies are gone."""
+        """The host owns the units now, or has dropped their copies."""
         self.shared.check_locked()
         self.shared.instance.memory.staged -= units
         left = self.shared.copy_claims.pop(self.migration, Units()) - units
@@ -108,7 +109,7 @@ class IncomingHandover:
 
 
 def scan(shared: SharedInstance, select: Callable[[Any], Any]) -> list[Key]:
-    """The keys that are selected, of all there are; with the instance's lock."""
+    """The keys of the instance whose routing hashes are selected; called with the instance's lock."""
     shared.check_locked()
     codec = shared.instance.key_codec
     keys = list(shared.instance.state.keys())

@@ -1,9 +1,9 @@
 """The origin's side of a migration on a host: a thread that runs the protocol's machine.
 
-Everything that goes to the target goes through one queue, and what tells of keys is put there with the instance's lock: so the
-target hears of copies and of the rows applied after them in the order in which they happened. What is large is sent in slices
-while the queue is empty, and later messages of a step stay behind the slices of that step: effects leave in the order given.
-Decides nothing that the machine decides; how an effect is carried out is in `origin_effects`, what is known in `outgoing`.
+Every message to the target goes through one queue. Messages about keys are put there with the instance's lock, so the target
+gets copies, and rows that were applied after them, in the order in which the origin made them. Large state is sent in slices
+while the queue is empty. A later message of a step waits behind the slices of that step, so effects reach the target in the
+order of the machine. Decides nothing that the machine decides. `origin_effects` carries out effects; `outgoing` has the facts.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import last_owned
 
-BEHIND_ROWS_MAX = 5_000  # forwarded and not yet replayed, below which the target counts as caught up
+BEHIND_ROWS_MAX = 5_000  # forwarded and not yet replayed: with fewer, the target counts as caught up
 
 
 class Mover:
-    """`released`: the steps that an earlier generation of this host has released, if it is to see them through."""
+    """`released`: steps that an earlier generation of this host has released; the mover brings them to their end."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Mover:
         return self.handover.ended
 
     def wait_news(self, wait_s: float) -> None:
-        """Until something has changed, but not longer than this."""
+        """Wait until something has changed, at most `wait_s`."""
         handover = self.handover
         with handover.news:
             seen = handover.news_count
@@ -97,7 +97,7 @@ class Mover:
                 handover.news.wait(left_s)
 
     def outcome(self, number: int) -> str:
-        """For a target that asks whether a step that was not released is still open."""
+        """The outcome of a step that is not released, for a target that asks: it stays at the origin, or is still open."""
         if self.ended or not self._began:
             return "kept" if self.ended else "open"
         step = next((step for step in self._machine.steps if step.number == number), None)
@@ -156,7 +156,7 @@ class Mover:
         handover.note_phase("indexed")
 
     def _guarded(self, job: Callable[[], None]) -> None:
-        """Whatever fails: rows of steps that can be dropped must not wait, and the target must hear what was released."""
+        """An error aborts steps that are not released, so that their rows do not wait. Released steps go on."""
         try:
             job()
         except Exception as error:  # noqa: BLE001 see above
@@ -175,9 +175,9 @@ class Mover:
             self._look_for_will()
 
     def _look_for_will(self) -> None:
-        """A target that is lost for good confirms nothing. What it owned last tells what became of the steps released to it.
+        """If the target is lost for good, its will has its last ownership, which shows whether it served the released steps.
 
-        Of steps that were not released the driver says what is to become of them.
+        The driver decides about steps that are not released.
         """
         last = last_owned(host_directory(self._services.checkpoint, self.request.target), self.request.operator)
         if last is None:
@@ -195,7 +195,7 @@ class Mover:
         return self._machine.phase(step)
 
     def _converse(self) -> None:
-        """Until all is done or the connection breaks. Messages in the queue go with the connection; events stay."""
+        """Send and handle events until all is done or the connection breaks."""
         try:
             while not self._over():
                 self._next()
@@ -203,9 +203,10 @@ class Mover:
             self._disconnect(TargetDisconnected())
 
     def _disconnect(self, event: Event) -> None:
-        """With the connection the target's copies are gone: the next connection sends all of the state again.
+        """The target drops its copies with the connection: on the next connection all state is sent again.
 
-        Messages in the queue go too: on the next connection the end of a step would be taken for all of it.
+        Messages in the queue are dropped too: on the next connection, the end of a step would be taken for the whole step.
+        Events stay in the queue.
         """
         self._connection.disconnect()
         self.handover.connection_ended()
@@ -215,7 +216,7 @@ class Mover:
             self.handover.post(earlier)
 
     def _handle_aborts(self) -> None:
-        """Also while there is no connection to the target; other events wait for the next one."""
+        """Handle abort requests while there is no connection to the target; other events wait for the next connection."""
         for event in self._connection.empty_queue():
             if isinstance(event, AbortRequested):
                 self._handle(event)
@@ -223,14 +224,14 @@ class Mover:
                 self.handover.post(event)
 
     def _next(self) -> None:
-        """The queue goes first; when it is empty, the next slice to be sent; when there is none, a step to be forgotten."""
+        """Take the next item of the queue. If there is none, send the next slice; if there is none, forget a step."""
         handover = self.handover
         try:
             busy = bool(handover.slices or handover.to_forget)
             item = handover.queue.get(block=not busy, timeout=None if busy else 0.5)
         except queue.Empty:
             if handover.slices:
-                if next(handover.slices[0][1], self) is self:  # it has come to its end
+                if next(handover.slices[0][1], self) is self:  # the work has ended
                     handover.slices.popleft()
             elif handover.to_forget:
                 self._effects.forget(*handover.to_forget.popleft())
@@ -247,7 +248,9 @@ class Mover:
                     raise ConnectionLost(str(error))
                 return
             case Answered(answer, connection):
-                if connection == self._connection.number or isinstance(answer, (Served, Failed)):  # those stay true
+                if connection == self._connection.number or isinstance(
+                    answer, (Served, Failed)
+                ):  # true on any connection
                     self._handle(answer)
                 return
             case Failed(error):
@@ -259,13 +262,13 @@ class Mover:
             case Begun():
                 self._began = True
             case Waiting(_, rows, _):
-                self.handover.figures.rows_forwarded += rows  # their routers send them to the target
+                self.handover.figures.rows_forwarded += rows  # the routers send these rows to the target
         for effect in self._machine.on(event):
             self._effects.do(effect)
         self.handover.announce_news()
 
     def _marker_reached(self, step: int, rows: int) -> None:
-        """If much was forwarded since the marker was sent, the target gets another."""
+        """The target has caught up, unless many rows were forwarded since the marker: then the target gets another marker."""
         forwarder = self.handover.forwarder(step)
         if forwarder is None:
             return

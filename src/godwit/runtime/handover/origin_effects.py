@@ -1,4 +1,4 @@
-"""Carries out what the origin's machine asks for: copies, ships, releases, resumes and forgets steps.
+"""Carries out the effects of the origin's machine: copies, ships, releases, resumes and forgets steps.
 
 Knows how each effect changes the instance, the changelog and the stream to the target. Decides nothing that the machine
 decides, nor which messages carry a key (`shipment`). Follows the lock rule of `outgoing.OutgoingHandover`.
@@ -43,7 +43,7 @@ FORGET_KEYS = 250  # dropped at a time: about a millisecond under the instance's
 
 
 class OriginEffects:
-    """`phase` gives the machine's phase of a step. All of it is called by the mover's thread."""
+    """`phase`: the machine's phase of a step. Only the mover's thread calls methods of this class."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class OriginEffects:
             case Forget(step, units):
                 handover.cancel_slices(step)
                 handover.close_step(step)
-                handover.to_forget.append((step, units))  # nobody waits for it
+                handover.to_forget.append((step, units))  # later, because no row waits for that
             case _:
                 self._tell(effect)
 
@@ -100,7 +100,7 @@ class OriginEffects:
                 raise AssertionError(effect)
 
     def _put_behind_slices(self, step: int, queued: Queued) -> None:
-        """A message of a step goes in the queue, or behind the slices of that step that are still to be sent."""
+        """Queue a message of a step; if slices of the step are still to be sent, behind them."""
         last = self.handover.last_slices(step)
         if last is None:
             self.handover.queue.put(queued)
@@ -115,7 +115,7 @@ class OriginEffects:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, queued: Queued) -> None:
-        """Copies of a standby may outlive this host: they must not be ahead of its changelog."""
+        """Send. Copies of a standby may outlive this host, so they must not be ahead of its durable changelog."""
         if self._protocol.until_asked:
             with self._shared.lock:
                 lsn = self._shared.lsn
@@ -124,7 +124,7 @@ class OriginEffects:
         self.handover.count_sent(queued, self.connection.send(queued))
 
     def _send_each(self, items: list[Queued]) -> Iterator[None]:
-        """Ends with the last of them: a later message of the step need not wait for a turn."""
+        """One item per turn. The last item leaves without a pause behind it, so a later message of the step follows at once."""
         *slices, last = items
         for queued in slices:
             self.send(queued)
@@ -134,7 +134,7 @@ class OriginEffects:
     # -- copying -----------------------------------------------------------------------------------------------------
 
     def _copy(self, step: int, units: Units, forward: str) -> Iterator[None]:
-        """Slices of keys in the order of their hashes; what happens to keys that were copied is forwarded from there on."""
+        """Copy keys in slices, in the order of their hashes. Later rows or changes of copied keys are forwarded."""
         handover = self.handover
         select = selects(units, handover.ownership)
         forwarder = Forwarder(self._shared, handover.queue, step, select, forward, handover.request.check)
@@ -153,7 +153,7 @@ class OriginEffects:
         handover.note_phase("copied")
 
     def _finish_copy(self, step: int, forwarder: Forwarder, select: Select | None) -> None:
-        """All keys are copied. `select`: those whose part of the batch in progress is sent too, because rows are replayed."""
+        """All keys are copied. `select`: if the target replays rows, the keys whose ledger entries it needs too."""
         self._shared.check_locked()
         queue, outgoing = self.handover.queue, self.handover.step(step)
         if select is not None:
@@ -163,20 +163,20 @@ class OriginEffects:
         queue.put(Copied(step))
 
     def _send_batch_so_far(self, step: int, select: Select, keys: Collection[Key]) -> None:
-        """What the batch in progress has done so far. The target replays the rest, so that at the cut nothing of it is left."""
+        """Send the ledger of the batch so far. The target replays the later rows, so the cut need not send any ledger."""
         keys = self._shipment.with_removed(keys, select)
         for queued in self._shipment.of_batch(step, keys, self._shared.instance.ledger.of(select)):
             self.handover.queue.put(queued)
         self.handover.step(step).batch_sent = True
 
     def marker(self, step: int, forwarder: Forwarder) -> Queued:
-        """When the target comes to it, it has all that was forwarded before."""
+        """A message whose answer shows that the target has everything that was forwarded before it."""
         return Queued(messages.CopyMarker(step, forwarder.rows, self._shared.instance.progress.batch))
 
     # -- shipping ----------------------------------------------------------------------------------------------------
 
     def _ship(self, step: int, units: Units) -> None:
-        """All that the target does not have of the step. Nothing of it changes any more, so it is taken at once."""
+        """Send all that the target lacks of the step. Nothing of the step changes after the cut, so all is taken at once."""
         with self._shared.lock:
             items = self._shipped(step, units)
         self._log.flush(self._shared.lsn)
@@ -190,13 +190,13 @@ class OriginEffects:
         handover, shipment, outgoing = self.handover, self._shipment, self.handover.step(step)
         ledger, ownership = self._shared.instance.ledger, handover.ownership
         select = selects(units, ownership)
-        copied = outgoing.copied  # complete since the cut: rows wait from there on
+        copied = outgoing.copied  # complete: since the cut, rows wait
         keys: Collection[Key] = copied if copied is not None else shipment.keys_of(units, select)
         items = [shipment.announcement(handover.request.id, step, units)]
         if copied is None:
             from_backup = handover.request.source == "backup"
             items += [self._backup(step)] if from_backup else shipment.all_state(step, keys)
-        timers = [] if ownership.mine() - units else self._timer_outputs()  # they go with the last units
+        timers = [] if ownership.mine() - units else self._timer_outputs()  # outputs of timers go with the last units
         sent = copied is not None and outgoing.batch_sent
         entries = timers if sent else [*ledger.of(select), *timers]
         items += shipment.of_batch(step, () if sent else shipment.with_removed(keys, select), entries)
@@ -208,7 +208,7 @@ class OriginEffects:
         return self.handover.timer_outputs.of(instance.progress) or list(instance.ledger.timers())
 
     def _backup(self, step: int) -> Queued:
-        """Where the target finds the state by itself."""
+        """Tells the target where to read the state: in the origin's changelog."""
         services = self.handover.services
         directory = str(host_directory(services.checkpoint, services.host))
         return Queued(messages.StepBackup(step, directory, self._shared.lsn))
@@ -244,7 +244,7 @@ class OriginEffects:
         handover.close_step(step)
 
     def _resume(self, step: int, units: Units) -> None:
-        """If the target only has to wait for the next batch, the forwarding goes on."""
+        """Apply rows of the step here again. If the step only waits for the next batch, forwarding goes on."""
         with self._shared.changed:
             if self._phase(step) is not Phase.WAITING:
                 self.handover.cancel_slices(step)
@@ -256,7 +256,7 @@ class OriginEffects:
     # -- forgetting --------------------------------------------------------------------------------------------------
 
     def forget(self, step: int, units: Units) -> None:
-        """The target owns the step: drop its state, in slices, but nothing that has come back in the meantime."""
+        """The target owns the step: drop its state here, in slices, except keys that have come back meanwhile."""
         handover, ownership = self.handover, self.handover.ownership
         select = selects(units, ownership)
         with self._shared.lock:
@@ -265,7 +265,7 @@ class OriginEffects:
             self._drop(keys[at : at + FORGET_KEYS])
         self._confirm(step, select)
         if handover.request.gap_ms:
-            self.connection.idle.wait(handover.request.gap_ms / 1000)  # before the next step has its turn
+            self.connection.idle.wait(handover.request.gap_ms / 1000)  # the pause that the user wants between steps
         handover.figures.keys += len(keys)
         handover.figures.moved |= {unit: ownership.share(unit).epoch for unit in units}
         handover.note_phase("served")
@@ -282,7 +282,7 @@ class OriginEffects:
     def _confirm(self, step: int, select: Select) -> None:
         instance, ownership = self._shared.instance, self.handover.ownership
         with self._shared.changed:
-            coming = selects(instance.memory.staged, ownership)  # back, and with a ledger of its own
+            coming = selects(instance.memory.staged, ownership)  # units that come back bring their own ledger entries
             instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))
             ownership.confirm(self.handover.name(step))
             instance.write([instance.own_part()])

@@ -1,6 +1,7 @@
-"""What an origin knows of one hand-over, in one object, with the rule which thread may touch what of it.
+"""What an origin knows of one hand-over, in one object, with the lock rule: which thread may use which field.
 
-Holds facts; decides nothing. The machine (`migration.origin`) decides, `mover` runs it, `origin_effects` carries it out.
+Holds facts; decides nothing. The machine (`migration.origin`) decides, `mover` runs the machine, and `origin_effects` carries
+out its effects.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ class Figures:
 
 @dataclass(slots=True)
 class OutgoingStep:
-    """What the target has of one step, on the connection there is."""
+    """What the origin has sent of one step, on the present connection."""
 
-    forwarder: Forwarder | None = None  # while rows are applied to keys that were copied
+    forwarder: Forwarder | None = None  # set while rows are applied to keys that were copied
     copied: set[Key] | None = None  # the keys of the step, once all of them have been copied
-    batch_sent: bool = False  # whether what the batch in progress had done was sent with the copy
+    batch_sent: bool = False  # whether ledger and earlier state of the batch in progress were sent with the copy
 
 
 @dataclass(slots=True)
 class TimerOutputs:
     """Outputs of timers that an origin has taken out of its ledger because it has released its last unit.
 
-    The last target answers for them. They hold for one attempt of one batch.
+    The target of the last unit answers for these outputs. They are valid for one attempt of one batch.
     """
 
     entries: list[tuple[str, Entry]] = field(default_factory=list)  # by lane
@@ -67,14 +68,17 @@ class OutgoingHandover:
     """All that the origin knows of one migration, beside its machine.
 
     The lock rule:
-    - One thread, the mover's, runs the machine and carries out its effects. What is not named below belongs to that thread.
+    - One thread, the mover's, runs the machine and carries out its effects. Fields that are not named below belong to it.
     - The instance's lock (`shared.lock`; `shared.changed` is its condition) guards the instance, its ownership and ledger, the
-      keys in `shipment`, and every step's forwarder: threads that apply rows use them. The mover's thread, which alone sets and
-      removes forwarders and replaces `_steps`, does the first with that lock, and may read both without.
-    - Whatever tells what happened to keys is put in `queue` with that lock: the target hears it in the order of events here.
-    - With that lock nobody writes to the network, waits for the changelog, or waits for anything but `shared.changed`.
-    - `news` is locked last and only to count: nothing else is locked with it.
-    - `figures` are written by the mover's thread. Others read them at any time: each figure is right by itself.
+      keys in `shipment`, and every step's forwarder: threads that apply rows use all of these.
+    - Only the mover's thread sets and removes forwarders, and it does so with the instance's lock. Only the mover's thread
+      replaces `_steps`. The mover's thread may read forwarders and `_steps` without the lock.
+    - A message about a change of keys is put in `queue` with the instance's lock. So the target gets such messages in the order
+      of the changes.
+    - A thread that holds the instance's lock neither writes to the network nor waits for the changelog. It waits for
+      `shared.changed` only.
+    - The lock of `news` is taken last and only to count: a thread that holds it takes no other lock.
+    - `figures` are written by the mover's thread and may be read by any thread: each figure is correct by itself.
     - `queue` needs no lock: any thread may post an event.
     """
 
@@ -87,13 +91,13 @@ class OutgoingHandover:
         self.resumed = resumed  # an earlier generation of this host has released all of the steps
         self.units = union(request.steps)
         self.queue: SendQueue = ports.queue()  # messages for the target, and events for the machine
-        self.slices: deque[tuple[int, Iterator[None]]] = deque()  # by step: what is being copied or shipped
+        self.slices: deque[tuple[int, Iterator[None]]] = deque()  # (step, work): each item of the work sends one slice
         self.to_forget: deque[tuple[int, Units]] = deque()  # steps that the target owns, whose state is still here
         self.timer_outputs = TimerOutputs()
         self.figures = Figures(ports.now_s(), services.clock_ms())
         self.news = ports.condition()  # signalled when `news_count` grows
         self.news_count = 0
-        self._steps: dict[int, OutgoingStep] = {}  # replaced, never changed: other threads go through it
+        self._steps: dict[int, OutgoingStep] = {}  # replaced, never changed: other threads iterate over it
         if not resumed:
             with shared.lock:
                 self.ownership.begin_move(self.units)
@@ -105,7 +109,7 @@ class OutgoingHandover:
         return self.shared.instance.ownership
 
     def step(self, number: int) -> OutgoingStep:
-        """Of a step that is under way."""
+        """The facts of a step that is under way."""
         if number not in self._steps:
             self._steps = {**self._steps, number: OutgoingStep()}
         return self._steps[number]
@@ -115,14 +119,14 @@ class OutgoingHandover:
         self._steps = {known: step for known, step in self._steps.items() if known != number}
 
     def name(self, number: int) -> str:
-        """Of a step, as changelogs have it."""
+        """The name of a step in changelogs."""
         return f"{self.request.id}/{number}"
 
     def post(self, event: Event) -> None:
         self.queue.put(event)
 
     def connection_ended(self) -> None:
-        """With the connection the target's copies are gone, and what was to be sent over it."""
+        """The target drops its copies, so the slices that were still to be sent are of no use."""
         self.slices.clear()
         for step in self._steps.values():
             step.copied, step.batch_sent = None, False
@@ -130,11 +134,11 @@ class OutgoingHandover:
     # -- slices ------------------------------------------------------------------------------------------------------
 
     def cancel_slices(self, number: int) -> None:
-        """Nobody waits any more for what is still to be copied or shipped of a step."""
+        """Send no further slices of a step: the target does not need them any more."""
         self.slices = deque((of, work) for of, work in self.slices if of != number)
 
     def last_slices(self, number: int) -> int | None:
-        """Where the last slices of a step are among those to be sent."""
+        """The position in `slices` of the last work of a step; None if there is none."""
         return max((at for at, (of, _) in enumerate(self.slices) if of == number), default=None)
 
     # -- forwarding, with the instance's lock ------------------------------------------------------------------------
@@ -173,7 +177,7 @@ class OutgoingHandover:
             if not self.resumed:
                 self.ownership.end_move(self.units)
 
-    # -- for those who look on ---------------------------------------------------------------------------------------
+    # -- progress, for other threads ---------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
@@ -185,7 +189,7 @@ class OutgoingHandover:
             self.news.notify_all()
 
     def note_phase(self, phase: str) -> None:
-        """When something was last done: what a migration's time goes into."""
+        """Record when a phase was reached: shows where the time of a migration goes."""
         self.figures.phases.append((phase, (ports.now_s() - self.figures.began_s) * 1000))
         if phase == "ended":
             self.figures.ended_ms = self.services.clock_ms()

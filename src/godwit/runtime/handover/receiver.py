@@ -1,7 +1,7 @@
 """The target's side of a migration on a host: runs the machine of a target over as many connections as it takes.
 
-Messages go to `copies`, in the order sent, as long as the machine says that their step takes state; what becomes of the copies
-is the machine's word too. State that comes late, again, or of a step that is prepared or served is ignored. A copy is not
+Messages go to `copies`, in the order sent, as long as the machine accepts state of their step. The machine also decides what
+becomes of the copies. State that comes late, again, or of a step that is prepared or served is ignored. A copy is not
 served before the origin has released it: the gate holds or refuses its rows, and its timers do not fire. The lock rule is that
 of `incoming.IncomingHandover`.
 """
@@ -52,8 +52,8 @@ from godwit.transport import bodies, line, typed
 from godwit.transport.flight import GONE
 
 ASK_AGAIN_S = 0.02
-ORPHAN_WAIT_S = 2.0  # until the end of a connection is noticed whose other side is gone
-ORPHAN_ASK_S = 0.05  # copies whose origin is back are dropped, and made anew by it
+ORPHAN_WAIT_S = 2.0  # for the end of a connection whose origin is gone
+ORPHAN_ASK_S = 0.05  # how often an absent origin is asked; when it is back, it makes the copies anew
 
 
 class Receiver:
@@ -71,21 +71,21 @@ class Receiver:
         self.id = migration
         self.origin = origin
         self.handover = IncomingHandover(services, shared, migration, origin)
-        self.open_connections = 0  # that have come and have not been seen to end
+        self.open_connections = 0  # including broken ones whose end is not noticed yet
         self.origin_away = False  # the origin of a standby is away, and its copies are still here
         self._services = services
         self._shared = shared
         self._machine = Target(prepared)
         self._copies = Copies(self.handover)
         self._effects = TargetEffects(self.handover)
-        self._standby = standby  # its copies outlive the connection
+        self._standby = standby  # copies of a standby outlive the connection
         self._acting = ports.rlock()
         self._writing = ports.lock()
         self._writer: Any = None
-        self._connection: ExitStack | None = None  # the newest, and what is in use for as long as it lasts
+        self._connection: ExitStack | None = None  # the newest connection, with the resources that it uses
         self._no_connection = ports.event()
         self._no_connection.set()
-        self._wanted = Units()  # asked for on this connection
+        self._wanted = Units()  # units requested on this connection
         shared.want_listeners.append(self.want)
         for units in (prepared or {}).values():
             self.handover.add_claim(units)
@@ -93,15 +93,15 @@ class Receiver:
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def serve(self, reader: Any, writer: Any, generation: int) -> None:
-        """One connection from this generation of the origin, until it ends.
+        """Serve one connection from this generation of the origin, until the connection ends.
 
-        Or until there is another, or another generation: an origin that is stopped, or whose machine has vanished, never ends
-        it. Then its resources are freed, though the thread that reads from it may stay until TCP gives up.
+        An origin that is stopped, or whose machine has vanished, never ends its connection. So a newer connection or a newer
+        generation ends it too: its resources are freed, though the thread that reads from it may stay until TCP gives up.
         """
         directory = host_directory(self._services.checkpoint, self.origin)
         lease = read_lease(directory)
         if lease is not None and lease.generation > generation:
-            return  # it does not know yet that it has been replaced
+            return  # this generation does not know yet that it has been replaced
         with ExitStack() as connection:
             connection.enter_context(prompt())
             self._begin(connection)
@@ -125,7 +125,7 @@ class Receiver:
             self._wanted = Units()
 
     def _receive(self, connection: ExitStack, message: Any, writer: Any) -> bool:
-        """False after the last message, and if there is a newer connection."""
+        """Handle a message; False after the last message, and if there is a newer connection."""
         received = typed.unpack(message.app_metadata, *messages.FROM_ORIGIN)
         with self._acting:
             if self._connection is not connection or isinstance(received, messages.Bye):
@@ -140,7 +140,7 @@ class Receiver:
             return True
 
     def _end(self, connection: ExitStack | None) -> None:
-        """What a connection brings after its end must not be taken for what the next one brings, nor dropped with it."""
+        """End the connection, if it is the newest: late messages of it must not count as messages of the next connection."""
         with self._acting:
             if connection is not None and self._connection is connection:
                 self._connection = None
@@ -149,7 +149,7 @@ class Receiver:
                 self._no_connection.set()
 
     def _try_end(self, connection: ExitStack) -> None:
-        """For the thread that ends waits: it calls again, so it need not wait for a thread that may be waiting for it."""
+        """For the thread that ends waits. It does not wait for `_acting`, whose holder may wait for it; it calls again."""
         if self._acting.acquire(blocking=False):
             try:
                 self._end(connection)
@@ -157,7 +157,7 @@ class Receiver:
                 self._acting.release()
 
     def _connection_ended(self) -> None:
-        """Copies of a standby stay until their origin is back: if it is lost for good, this host may be its heir."""
+        """Complete copies of a standby stay until the origin is back: if it is lost for good, this host may be its heir."""
         with self._writing:
             self._writer = None
         self.origin_away = self._standby and self.copied_up_to is not None
@@ -174,40 +174,40 @@ class Receiver:
             pause.wait(ORPHAN_ASK_S)
 
     def drop_copies(self) -> None:
-        """Of a standby whose origin is back, or whose copies are of no use."""
+        """Drop the copies of a standby whose origin is away: the origin is back, or the copies are of no use."""
         with self._acting:
             if self.origin_away:
                 self.origin_away = False
                 self._handle(OriginDisconnected())
 
     def start_answering(self, writer: Any) -> None:
-        """Nothing is answered before this. The outcome of a step may be learnt, and answered, at any time."""
+        """Answer on this stream from now on. Answers may come from any thread, so `Hello` must be written first."""
         with self._writing, suppress(*GONE, pa.ArrowInvalid):
             writer.write_metadata(typed.pack(messages.Hello()))
             self._writer = writer
 
     @property
     def settled(self) -> bool:
-        """Whether nothing of it is open here any more."""
+        """Whether nothing of this migration is open here any more."""
         return not self.open_connections and self._machine.settled and not self.origin_away
 
     # -- copies of a standby whose origin is lost --------------------------------------------------------------------
 
     @property
     def copied_up_to(self) -> int | None:
-        """The batch of which the copies were last heard: all before it they have. None if some are not whole."""
+        """The origin's batch up to which all copies are current; None if a copy is not complete."""
         steps, copied = self._machine.steps, self.handover.copied_up_to
         whole = all(at in copied and step.phase is TargetPhase.ABSENT for at, step in steps.items())
         return min(copied.values()) if steps and whole else None
 
     def copied_before(self, batch: int) -> bool:
-        """Whether the copies were whole when the batch began: else they do not tell what their keys held then."""
+        """Whether the copies were complete before the batch began: only then can they give the state from before the batch."""
         return self.handover.copied_in < batch
 
     def take_over_copies(self, other: Receiver, units: Units) -> bool:
         """Take over the copies that another migration has brought here; False if they are not all of these units.
 
-        The origin is fenced: nothing that comes over its connection counts any more. What is still on its way is worth having.
+        The origin is fenced. Messages that are still on their way are waited for, because they make the copies more current.
         """
         other._no_connection.wait(ORPHAN_WAIT_S)
         with other._acting, self._acting:
@@ -222,7 +222,7 @@ class Receiver:
         if not self._effects.take_over_copies(other.handover, units, batch):
             return False
         other._machine, other.origin_away = Target(), False
-        self._machine.on(Announced(TAKEN_OVER, units))  # what it asks for is done: the copies are written down
+        self._machine.on(Announced(TAKEN_OVER, units))  # its effects are done: the copies are recorded
         return True
 
     def drop_taken_over(self) -> None:
@@ -252,7 +252,7 @@ class Receiver:
     # -- what comes --------------------------------------------------------------------------------------------------
 
     def take(self, message: messages.FromOrigin, body: Any) -> None:
-        """A message of the origin, or of the changelog that a lost origin has left."""
+        """Handle a message of the origin, or of an heir that reads the lost origin's changelog."""
         with self._acting:
             self._take(message, body)
 
@@ -277,7 +277,7 @@ class Receiver:
                 self._take_copy(message, body)
 
     def _take_copy(self, message: messages.FromOrigin, body: Any) -> None:
-        """Of a step that takes state; of any other it is ignored."""
+        """Take up state of a step that accepts state. State of any other step is late, and is dropped here."""
         copies = self._copies
         match message:
             case _ if not self._machine.takes(getattr(message, "step")):  # noqa: B009 messages without a step are above
@@ -301,7 +301,7 @@ class Receiver:
                 raise AssertionError(message)
 
     def _offer(self, units: Units) -> None:
-        """Nothing is expected of units that are here already, owned or prepared."""
+        """Expect the offered units, except those that this host owns or has prepared."""
         with self._shared.changed:
             expected = self._effects.claim(units)
         if expected:
@@ -321,7 +321,7 @@ class Receiver:
             self._handle(ReleaseReported(message.step))
 
     def _served(self, epochs: typed.Epochs) -> bool:
-        """Whether this host has owned the step in these epochs, though it may have forgotten the step since."""
+        """Whether this host has owned the units in these epochs; it may have given them away since."""
         ownership = self._shared.instance.ownership
         return ownership is not None and ownership.served(epochs)
 
@@ -363,10 +363,10 @@ class Receiver:
             case _:
                 raise AssertionError(effect)
 
-    # -- the origin's last word --------------------------------------------------------------------------------------
+    # -- the origin's decision ---------------------------------------------------------------------------------------
 
     def ask_outcome(self, step: int) -> None:
-        """The origin's log knows. It may be restarting: ask until it answers, in a thread of its own."""
+        """Ask the origin, which knows the outcome from its log. It may be restarting, so a thread asks until it answers."""
         ports.thread(self._asking, "godwit-ask", (step,)).start()
 
     def _asking(self, step: int) -> None:
@@ -381,7 +381,7 @@ class Receiver:
 
 
 def outcome_of(services: HostServices, origin: str, operator: str, step: str) -> str:
-    """Of a host that was lost for good, its will says it."""
+    """What became of a step, by its origin, or by the will of an origin that is lost for good; "away" if there is no answer."""
     directory = host_directory(services.checkpoint, origin)
     will = read_will(directory)
     if will is not None:

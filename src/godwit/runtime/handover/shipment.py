@@ -1,4 +1,4 @@
-"""What goes to the target: finds the keys of the units that move while rows go on, and makes messages of them.
+"""What an origin sends: finds the keys of the units that move, while rows go on, and makes messages of their state.
 
 Decides which messages carry state, the batch in progress and the end of a step; not when they are sent. Everything here but
 `index` is called with the instance's lock, so that messages have the order of what happened.
@@ -20,19 +20,19 @@ from godwit.runtime.memory.ownership_columns import selects
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
 
-SLICE_BYTES = 256 << 10  # sent at a time: a few hundred microseconds of Python's lock
+SLICE_BYTES = 256 << 10  # of one message: takes a few hundred microseconds of Python's lock
 SLICE_ROWS = 2_000
 INDEX_KEYS = 2_000
 
 
 class Shipment:
-    """`new_key` is called with every key that turns up, and its routing hash."""
+    """`new_key` is called with every new key of the units, and its routing hash."""
 
     def __init__(self, shared: SharedInstance, units: Units, new_key: Callable[[Key, int], None]) -> None:
         self._shared = shared
         self._units = units
         self._new_key = new_key
-        self._keys: dict[Unit, dict[Key, int]] = {}  # of every unit, with their routing hashes
+        self._keys: dict[Unit, dict[Key, int]] = {}  # the keys of every unit, with their routing hashes
         self._select = selects(units, self._ownership)
         self.watcher = KeyWatcher(shared, self._select, self._note)
 
@@ -44,7 +44,7 @@ class Shipment:
     # -- keys --------------------------------------------------------------------------------------------------------
 
     def index(self) -> None:
-        """Find the keys of all units, a few at a time; new ones are noted from now on."""
+        """Find the keys of all units, a few at a time. New keys are noted from now on."""
         state, codec = self._shared.instance.state, self._shared.instance.key_codec
         with self._shared.lock:
             self._shared.instance.followers.append(self.watcher)
@@ -79,7 +79,7 @@ class Shipment:
         return {key: h for unit in units for key, h in self._keys.get(unit, {}).items()}
 
     def keys_of(self, units: Units, select: Select) -> Collection[Key]:
-        """Also of a step that was released before a restart, whose keys nobody has noted."""
+        """The keys of these units. After a restart they are not noted, and are searched for."""
         if self._keys:
             return self.of(units)
         codec = self._shared.instance.key_codec
@@ -88,7 +88,7 @@ class Shipment:
         return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
 
     def with_removed(self, keys: Collection[Key], select: Select) -> Collection[Key]:
-        """Also keys that the batch in progress has removed: their next owner has to know what they held before it."""
+        """Also keys that the batch in progress has removed: the next owner needs their state from before the batch."""
         gone = self._shared.instance.state.gone()
         if not gone:
             return keys
@@ -98,19 +98,19 @@ class Shipment:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def announcement(self, migration: str, step: int, units: Units) -> Queued:
-        """Before anything of a step. The epochs are those in which the target is to own it: one that has owned it says so."""
+        """The first message of a step. By its epochs a target knows whether it has served the step already."""
         epochs = {unit: epoch + 1 for unit, epoch in self._epochs(migration, step, units).items()}
         return Queued(messages.AnnounceStep(step, units, tuple(self._ownership.apart(units)), epochs))
 
     def _epochs(self, migration: str, step: int, units: Units) -> dict[Unit, int]:
-        """In which the origin owns the units, or did until it released them."""
+        """The epochs in which the origin owns the units, or owned them until it released them."""
         released = self._ownership.outgoing.get(f"{migration}/{step}")
         if released is None:
             return {unit: self._ownership.share(unit).epoch for unit in units}
         return {unit: epoch - 1 for unit, epoch in released.epochs.items()}
 
     def state(self, step: int, keys: list[Key]) -> Queued:
-        """What the keys hold now; made into bytes when it is sent."""
+        """The state of the keys as it is now; encoded when it is sent."""
         batches = self._shared.instance.state.export_keys(keys, SLICE_ROWS, SLICE_BYTES)
         return Queued(messages.StepState(step), (batch.serialize() for batch in batches))
 
@@ -119,7 +119,7 @@ class Shipment:
         return (self.state(step, whole[at : at + SLICE_KEYS]) for at in range(0, len(whole), SLICE_KEYS))
 
     def of_batch(self, step: int, keys: Collection[Key], entries: Iterable[tuple[str, Entry]]) -> Iterator[Queued]:
-        """What keys held before the batch in progress, as far as it has changed, and ledger entries of it."""
+        """The state from before the batch in progress, of keys that the batch has changed; and ledger entries of the batch."""
         instance = self._shared.instance
         progress = instance.progress
         batches = instance.state.export_committed(keys, SLICE_ROWS, SLICE_BYTES)
@@ -129,7 +129,7 @@ class Shipment:
             yield Queued(messages.StepLedger(step, progress, info), iter([body]))
 
     def end(self, migration: str, step: int, units: Units) -> Queued:
-        """The end of a step. The epochs are those in which the origin owns it, or did until it released it."""
+        """The last message of a step, with the epochs in which the origin owns it, or owned it until it released it."""
         ownership = self._ownership
         mark, _ = self._shared.instance.mark_part()
         apart = tuple((key, *owner) for key, owner in ownership.apart(units).items())

@@ -1,7 +1,7 @@
-"""While keys move, Python's lock changes hands more often than it does otherwise.
+"""Shortens Python's switch interval while keys move.
 
-A hand-over is a dozen turns of threads that pass work to each other, between rows that are being applied, and Python lets a
-busy thread keep the lock for 5 ms each time.
+In a hand-over several threads pass work to each other about a dozen times, while another thread applies rows. By default a busy
+thread may keep Python's global lock for 5 ms, which would delay each of these turns.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from contextlib import contextmanager
 TURN_S = 0.0005
 
 
-class _Wishes:
+class _Users:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.count = 0
         self.usual_s = 0.0
 
 
-_wishes = _Wishes()
+_users = _Users()
 
 
 @contextmanager
 def prompt() -> Iterator[None]:
-    """For as long as anybody in the process wants it."""
-    with _wishes.lock:
-        if not _wishes.count:
-            _wishes.usual_s = sys.getswitchinterval()
+    """Use the short interval inside this context; the usual one returns when no thread is in such a context."""
+    with _users.lock:
+        if not _users.count:
+            _users.usual_s = sys.getswitchinterval()
             sys.setswitchinterval(TURN_S)
-        _wishes.count += 1
+        _users.count += 1
     try:
         yield
     finally:
-        with _wishes.lock:
-            _wishes.count -= 1
-            if not _wishes.count:
-                sys.setswitchinterval(_wishes.usual_s)
+        with _users.lock:
+            _users.count -= 1
+            if not _users.count:
+                sys.setswitchinterval(_users.usual_s)

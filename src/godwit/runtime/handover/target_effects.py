@@ -1,4 +1,4 @@
-"""Carries out what the target's machine asks for: expects, stages, prepares, serves and discards steps.
+"""Carries out the effects of the target's machine: expects, stages, prepares, serves and discards steps.
 
 Knows how each effect changes the instance and its changelog. `Memory.staged` says which units may have copies here, so that a
 restart can remove copies that never became the host's own. Knows nothing of connections. Follows the lock rule of
@@ -30,13 +30,14 @@ class TargetEffects:
         self._shared = handover.shared
         self._log = handover.services.log
 
-    # -- before anything has come ------------------------------------------------------------------------------------
+    # -- before state arrives ----------------------------------------------------------------------------------------
 
     def claim(self, units: Units, apart: Collection[int] | None = None) -> Units:
-        """Gives those of the units that may come: none that this host owns by now, or has prepared. With the lock.
+        """Claim the units, except those that this host owns or has prepared; returns the claimed units. Called with the lock.
 
-        A migration before this one may still have copies here, not knowing yet what became of it: it goes first. So does one
-        that has copies of single keys of these groups, unless the keys are `apart` from them: it would drop them with its own.
+        Waits for earlier migrations that still have copies of these units here and do not know their outcome yet. Waits also
+        for migrations that have copies of single keys of these groups, unless the keys are `apart` from the groups: when such
+        a migration drops its copies, it would drop these keys of this migration too.
         """
         handover, claims = self._handover, self._shared.copy_claims
         count = len(handover.ownership.groups)
@@ -61,10 +62,10 @@ class TargetEffects:
             self._shared.changed.notify_all()
 
     def stage(self, number: int, units: Units) -> None:
-        """Write down that copies may lie here from now on; what lies here from earlier goes.
+        """Record that copies of these units may be here from now on, and drop remains of their earlier state.
 
-        A step that is announced again on one connection is followed by its end only, or by all of it once more: what has been
-        copied stays.
+        If a step is announced again on the same connection, only its end follows, or all of its state once more: copies that
+        have arrived stay.
         """
         handover, instance, step = self._handover, self._shared.instance, self._handover.step(number)
         again, step.units = step.units is not None, units
@@ -79,20 +80,22 @@ class TargetEffects:
                 instance.memory.staged |= units
                 handover.write([instance.own_part()])
 
-    # -- when all has come -------------------------------------------------------------------------------------------
+    # -- when the step is complete -----------------------------------------------------------------------------------
 
     def prepare(self, number: int, units: Units) -> None:
-        """All of the step is here: durable when this returns, not served."""
+        """The whole step has arrived. It is durable when this returns, and not served yet."""
         handover, instance, end = self._handover, self._shared.instance, self._handover.step(number).end
         assert end is not None, "only a step that has arrived is prepared"
         with self._shared.changed:
             mark, progress = end.mark, Progress.from_dict(end.mark["progress"])
             same_batch = progress.batch == instance.progress.batch
-            anew = same_batch and not instance.progress.same_attempt(progress)  # here, and not there yet
+            anew = same_batch and not instance.progress.same_attempt(
+                progress
+            )  # this host has begun the batch anew, the origin has not
             if anew:
                 instance.batches.revert_units(units)
                 mark = mark | {"fired": False, "fired_elsewhere": [], "watermark": mark["watermark"] | {"reported": {}}}
-            elif same_batch:  # the host that knows that the batch must not be committed may be gone by its end
+            elif same_batch:  # the origin, which knows that the batch must not be committed, may leave before its end
                 instance.batch.spoiled = instance.batch.spoiled or mark.get("spoiled", "")
             instance.batches.merge_watermark(mark["watermark"], same_batch)
             instance.timers.inherit(units, mark, same_batch, end.lost)
@@ -105,7 +108,7 @@ class TargetEffects:
         self._log.sync(lsn)
 
     def serve(self, number: int, units: Units) -> None:
-        """The units are this instance's own from now on, durably."""
+        """Own the units from now on, durably."""
         handover, instance, name = self._handover, self._shared.instance, self._handover.name(number)
         with self._shared.changed:
             if name in handover.ownership.incoming:
@@ -121,12 +124,12 @@ class TargetEffects:
         handover.close_step(number)
         self._log.sync(lsn)
 
-    # -- when the origin keeps it ------------------------------------------------------------------------------------
+    # -- when the units stay with the origin -------------------------------------------------------------------------
 
     def discard(self, number: int, units: Units) -> None:
-        """The units stay with their origin; of a step that is not known here (-1), only what was promised is dropped.
+        """Drop stale copies: the units stay with their origin. `number` -1: units that were offered and have no copies here.
 
-        Only as far as this migration has claimed them: another may be bringing them by now.
+        Only units that this migration has claimed are dropped: another migration may be bringing the others by now.
         """
         handover, instance = self._handover, self._shared.instance
         with self._shared.changed:
@@ -152,7 +155,7 @@ class TargetEffects:
         instance.ledger.drop(not_mine)
 
     def _copied_keys(self, number: int, units: Units, not_mine: Any) -> Iterable[Key]:
-        """Of a step that nobody has counted, such as one from before a restart, all keys are looked through."""
+        """The keys of the step. If they are not known, as after a restart, all keys of the instance are searched."""
         if number < 0:
             return ()
         step = self._handover.steps.get(number)
@@ -161,7 +164,7 @@ class TargetEffects:
         return scan(self._shared, not_mine) if units & self._shared.instance.memory.staged else ()
 
     def _drop_unfired(self, units: Units) -> list[Part]:
-        """Units that stay with their owner take their timers with them."""
+        """The timers of these units fire at their owner, not here."""
         instance = self._shared.instance
         if not instance.batch.unfired & units:
             return []
@@ -171,7 +174,7 @@ class TargetEffects:
     # -- copies of a standby whose origin is lost --------------------------------------------------------------------
 
     def take_over_copies(self, other: IncomingHandover, units: Units, batch: int) -> bool:
-        """Take over, as one step, the copies of another migration; False if they are not all of these units. With the lock."""
+        """Take over copies of another migration, as one step; False if they lack some of the units. Called with the lock."""
         handover = self._handover
         claimed = other.claimed
         if units - claimed:
@@ -196,7 +199,7 @@ class TargetEffects:
         return [every[i] for i in np.flatnonzero(~selects(units, self._handover.ownership)(hashes)).tolist()]
 
     def drop_taken_over(self) -> None:
-        """The changelog is read from its beginning: it does not tell what has been removed from the copies meanwhile."""
+        """Drop the copies: the changelog is read from its beginning, and may lack removals that the copies need."""
         with self._shared.changed:
             for step in self._handover.steps.values():
                 if step.copied_up_to is not None:

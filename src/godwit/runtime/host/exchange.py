@@ -1,6 +1,6 @@
 """How a host serves one lane of a batch: it opens the lane, answers its chunks in order, and finishes it.
 
-Answers only what the changelog holds. The instance decides what a request means; the gate decides which rows may pass.
+Answers only work that is in the changelog. The instance decides what a request means; the gate decides which rows may pass.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LaneExchange:
         self.roster: tuple[str, ...] = ()
 
     def serve(self, shared: SharedInstance, lane: OpenLane, reader: Any, writer: Any) -> None:
-        """Until the lane is finished, or the router has gone."""
+        """Serve the stream until the lane is finished, or the router is gone."""
         self._check_survived(shared, lane, lane.answered)
         if lane.batch >= 0:
             work = self._open(shared, lane)
@@ -99,7 +99,7 @@ class LaneExchange:
         return admit
 
     def _newcomers(self, shared: SharedInstance, finish: FinishLane) -> tuple[str, ...]:
-        """Hosts that this router has not opened: they must know how far the lane has come, too."""
+        """Hosts that this router has not opened: the router must finish the lane there too."""
         if shared.instance.spec.ephemeral:
             return ()
         routing = read_routing(self._port.checkpoint, shared.instance.spec.name)
@@ -134,7 +134,7 @@ class LaneExchange:
         _write(writer, applied, outputs)
 
     def worked(self, shared: SharedInstance, job: Callable[[Instance], Work]) -> Work:
-        """Run the job alone on the instance, then wait until all that it rests on is in the changelog."""
+        """Run the job with the instance's lock, then wait until its work is in the changelog."""
         with shared.lock:
             work = self._do(shared, job)
         self._log.flush(work.lsn)

@@ -1,8 +1,9 @@
-"""Which rows of a chunk are applied here, which are refused, and which wait. This keeps I1 and I3 at the host.
+"""Decides which rows of a chunk are applied here, which are refused (redirected to their owner), and which wait.
 
 Rows of keys that this instance owns are applied at once. Rows of keys that another host owns are refused, with a hint. Rows of
 keys between two owners wait until the hand-over is decided; rows never decide it. A key that was refused on a stream stays
-refused on this stream until the router has caught up (`model.refusals`).
+refused on this stream until the router has caught up (`model.refusals`). The gate ensures I1 (one owner) and I3 (order) at the
+host.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ WAITING_STANDS = tuple(map(int, ROWS_WAIT))
 
 @dataclass(slots=True)
 class Passed:
-    """What became of a chunk."""
+    """The results of a chunk: the work of applied rows, and the refusal of the others."""
 
     works: list[Work] = field(default_factory=list)
     refused: RefusedRows | None = None
@@ -49,7 +50,7 @@ class Gate:
         self._answers = 0
 
     def let_in(self, chunk: Chunk, seen: int, again: bool, apply: Apply) -> Passed:
-        """To be called with the instance's lock held; the lock is released while rows wait."""
+        """Apply, refuse or delay the rows. Called with the instance's lock, which is released while rows wait."""
         self._answers += 1
         self._refusals.dealt_with(seen)
         passed = Passed()
@@ -94,7 +95,7 @@ class Gate:
                 want(units)
 
     def _wait(self, chunk: Chunk) -> None:
-        """Until the owners of all rows are decided: a chunk is answered as a whole, so looking earlier gains nothing."""
+        """Wait until the owners of all rows are decided. A chunk is answered as a whole, so a part of it would not help."""
         instance = self._shared.instance
         self._shared.changed.wait_for(
             lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), WAITING_STANDS).any()

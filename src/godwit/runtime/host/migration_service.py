@@ -1,4 +1,7 @@
-"""All migrations that a host takes part in: what the controller, origins and targets ask of it."""
+"""All migrations in which a host takes part, as origin, target or heir: answers requests about them, and resumes them.
+
+Finds the mover, receiver or heir that a request means. Must not know how a hand-over goes on.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from godwit.runtime.takeover.heir import Heir
 from godwit.state.keys import Key
 from godwit.transport import typed
 
-ENDED_MAX = 200  # migrations that have ended and can still be asked about
+ENDED_MAX = 200  # ended migrations that are still reported
 HOT_MAX = 50
 
 
@@ -42,7 +45,7 @@ class MigrationService:
         self._lock = ports.lock()
 
     def handlers(self) -> dict[type[typed.Request[Any]], Callable[[Any], typed.Message]]:
-        """What answers each request."""
+        """The method that answers each request."""
         return {
             messages.StartMigration: self.start_migration,
             messages.ReportMigration: self.report_migration,
@@ -61,7 +64,7 @@ class MigrationService:
     # -- after a restart ---------------------------------------------------------------------------------------------
 
     def recover(self, shared: SharedInstance) -> None:
-        """Take up what the log left open: tell targets what was released, ask origins what they decided, drop old copies."""
+        """Resume what the log left open: report released steps, ask about prepared steps, drop stale copies."""
         instance = shared.instance
         ownership = instance.ownership
         if ownership is None:
@@ -75,9 +78,8 @@ class MigrationService:
                 self._drop_copies(shared, leftover)
             mine = selects(ownership.mine() | waiting, ownership)
             gone = selects(_released(shared), ownership)
-            none_left = (
-                not ownership.mine() and not ownership.outgoing
-            )  # the host with the last keys answers for timers
+            # The host with the last keys answers for outputs of timers.
+            none_left = not ownership.mine() and not ownership.outgoing
             instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=none_left)
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
@@ -127,7 +129,7 @@ class MigrationService:
         return typed.Done()
 
     def _check_free(self, request: messages.StartMigration, shared: SharedInstance) -> None:
-        """All of it must be this host's, and no other migration may be at it."""
+        """The host must own all of the units, and no other migration may be moving them."""
         ownership = shared.instance.ownership
         assert ownership is not None
         asked = union(request.steps)
@@ -158,7 +160,7 @@ class MigrationService:
         self._movers[mover.request.id] = mover
 
     def report_migration(self, request: messages.ReportMigration) -> messages.MigrationReport:
-        """How it stands, at once or after something has changed."""
+        """The state of a migration, at once or after it has changed."""
         mover = self._movers.get(request.id)
         if mover is None:
             return messages.MigrationReport(request.id, "unknown")
@@ -222,18 +224,18 @@ class MigrationService:
         return typed.Done()
 
     def _receiver(self, migration: str, origin: str, shared: SharedInstance, units: Units) -> Receiver:
-        """For keys of a lost host; with the copies of them that stand here."""
+        """A receiver for keys of a lost host, with the complete copies of a standby that are here."""
         receiver = Receiver(self._services, shared, migration, origin)
         instance = shared.instance.name
         taken_over = False
         for other in [r for r in self._receivers.values() if r.origin == origin and r.operator == instance]:
             taken_over = (not taken_over and receiver.take_over_copies(other, units)) or taken_over
-            other.drop_copies()  # what is left of them is in the way
+            other.drop_copies()  # copies that are not taken over would be in the way
         self._receivers[migration] = receiver
         return receiver
 
     def _report_takeover(self, request: messages.ReportTakeover) -> messages.TakeoverReport:
-        """How it stands: at once if it is read or has failed, else after a while."""
+        """The state of a takeover: at once if the log is read or the takeover has failed, else after a while."""
         heir = self._heir(request.name)
         with heir.changed:
             heir.changed.wait_for(lambda: heir.state != "reading", request.wait_s)
@@ -264,7 +266,7 @@ class MigrationService:
                 self._receivers.pop(receiver.id, None)
                 receiver.close()
 
-    # -- looking in --------------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------------
 
     def _report_ownership(self, request: messages.ReportOwnership) -> messages.OwnershipReport:
         shared = self._instance_of(request.operator)
@@ -276,7 +278,7 @@ class MigrationService:
         return messages.WaitsReport(self._instance_of(request.operator).waits(request.since_ms))
 
     def _report_load(self, request: messages.ReportLoad) -> messages.LoadReport:
-        """Rows of late, keys and bytes by group, and the keys that had most rows."""
+        """Recent rows, keys and bytes by group, and the keys with most rows."""
         shared = self._instance_of(request.operator)
         instance = shared.instance
         with shared.lock:
@@ -301,7 +303,7 @@ class MigrationService:
 
 
 def _rows_by_hash(samples: list[tuple[int, Index]]) -> dict[int, int]:
-    """How many rows of late had which routing hash, about."""
+    """An estimate of the recent rows of each routing hash."""
     if not samples:
         return {}
     hashes = np.concatenate([some for _, some in samples])
@@ -312,12 +314,12 @@ def _rows_by_hash(samples: list[tuple[int, Index]]) -> dict[int, int]:
 
 
 def _plain(key: Key) -> list[Any]:
-    """A key in JSON."""
+    """A key in types that JSON has."""
     return [value if isinstance(value, (str, int, float, bool, type(None))) else str(value) for value in key]
 
 
 def _check_protocol(request: messages.StartMigration) -> None:
-    """A protocol of the user's own comes with the request."""
+    """Register the protocol that comes with the request, if it is one of the user's own; refuse an unknown one."""
     if request.protocol not in PROTOCOLS and request.code is not None:
         register(cloudpickle.loads(request.code))
     if request.protocol not in PROTOCOLS:

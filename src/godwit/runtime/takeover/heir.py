@@ -1,8 +1,9 @@
 """Takes over keys of a lost host, on one of the hosts that are left: a hand-over whose origin is a changelog.
 
 The changelog of the lost host becomes the messages that a living origin would send, for the same receiver: copies, the ledger
-of the batch in progress and the commit point are as in every migration. Only that the record `released` is the will, which the
-driver writes when all heirs have prepared. Where this host has whole copies of a standby, only what came after them is read.
+of the batch in progress and the commit point are as in every migration. One thing differs: the record `released` is replaced by
+the will, which the driver writes when all heirs have prepared. If this host has complete copies of a standby, only the parts of
+the changelog after the copies are read.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from godwit.state.recovery import Recovered, taken_over_log
 from godwit.transport import typed
 
 STEP = 0  # a takeover is one step
-Given = tuple[messages.FromOrigin, Any]  # a message, and its body if it has one
+MessageAndBody = tuple[messages.FromOrigin, Any]  # the body is None if the message has none
 
 
 class ReceiverAnswers:
@@ -58,7 +59,7 @@ class ReceiverAnswers:
         return answer
 
     def expect(self, kind: type[typed.Message]) -> None:
-        """Receivers answer before they return."""
+        """Raise unless the newest answer is of this kind. A receiver answers before `take` returns."""
         answer = self.last()
         if not isinstance(answer, kind):
             heard = "nothing" if answer is None else answer.kind
@@ -66,7 +67,7 @@ class ReceiverAnswers:
 
 
 class LostOperator:
-    """What a lost host has left of one operator: the state goes to the receiver, all else stays here until the end."""
+    """One operator in the changelog of a lost host: state goes to the receiver at once, ledger and mark at the end."""
 
     def __init__(self, lost: str, operator: str, units: Units, timers: bool, words: Mapping[str, Part]) -> None:
         spec = OperatorSpec.from_dict(words["define"].info["spec"])
@@ -78,13 +79,13 @@ class LostOperator:
         mark = words.get("mark")  # none before the first batch
         self.progress = Progress() if mark is None else Progress.from_dict(mark.info["progress"])
         self.joined = mark is None or bool(mark.info.get("joined"))
-        self.since = -1  # the batch from which on parts of the log are news
+        self.since = -1  # parts of the log of earlier batches are in the copies already
         self._timers = timers
         self._select = selects(units, self.ownership)
         self._schema = changes_schema(codec)
 
-    def messages_of(self, part: Part) -> Iterator[Given]:
-        """What a part of the log says of these keys."""
+    def messages_of(self, part: Part) -> Iterator[MessageAndBody]:
+        """The messages that a part of the log becomes; none if it has no state of these units."""
         info, instance = part.info, self.instance
         match info["kind"]:
             case "mark":
@@ -99,11 +100,11 @@ class LostOperator:
                     kind = messages.StepChanges if info["kind"] == "state" else messages.StateBeforeBatch
                     yield kind(STEP, replace(self.progress, batch=batch)), mine.serialize()
 
-    def end(self) -> Iterator[Given]:
-        """The ledger of the batch in progress, and the end."""
+    def end(self) -> Iterator[MessageAndBody]:
+        """The last messages: the ledger of the batch in progress, and the end of the step."""
         instance, ownership = self.instance, self.ownership
         entries = chain(instance.ledger.of(self._select), instance.ledger.timers() if self._timers else ())
-        for lane, entry in entries:  # one at a time: it may be much
+        for lane, entry in entries:  # one at a time, because the ledger may be large
             info, body = entry.part(instance.name, instance.progress.batch, lane)
             yield messages.StepLedger(STEP, instance.progress, info), body
         epochs = {unit: ownership.share(unit).epoch for unit in self.units}
@@ -115,16 +116,16 @@ class LostOperator:
         return messages.StepReleased(STEP, self.epochs())
 
     def epochs(self) -> typed.Epochs:
-        """In which the heir owns them."""
+        """The epochs in which the heir owns the units."""
         return {unit: self.ownership.share(unit).epoch + 1 for unit in self.units}
 
-    def begin(self) -> Iterator[Given]:
+    def begin(self) -> Iterator[MessageAndBody]:
         yield messages.AnnounceStep(STEP, self.units, tuple(self.ownership.apart(self.units))), None
         yield messages.OriginProgress(self.progress), None
 
 
 class Heir:
-    """One takeover on one host, run by a thread of its own. `receiver_of` gives one that has the copies there are already."""
+    """One takeover on one host, in its own thread. `receiver_of`: a receiver, with the copies of a standby if it has any."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class Heir:
             self._take_over()
             self._enter("prepared")
             for receiver in self._receivers.values():
-                receiver.ask_outcome(STEP)  # the driver may be lost before it says what has become of the takeover
+                receiver.ask_outcome(STEP)  # the driver may be lost before it completes or abandons the takeover
         except Exception as error:  # noqa: BLE001 the driver must hear of it, and start the host instead
             failure = error if isinstance(error, GodwitError) else Bug(f"{type(error).__name__}: {error}")
             self.failure = failure.at(host=self._services.host)
@@ -171,11 +172,11 @@ class Heir:
                 self._drop()
             self._enter("failed")
         finally:
-            self._pause_batches(False)  # what is prepared and not decided holds them by itself
+            self._pause_batches(False)  # prepared units delay new batches by themselves
 
     def _take_over(self) -> None:
         request = self._request
-        if self._services.crash_markers is not None:  # a row may have ended that host, and comes here next
+        if self._services.crash_markers is not None:  # a row may have ended the lost host, and this host gets it next
             self._services.crash_markers.inherit(host_directory(self._services.checkpoint, self.lost))
         left = taken_over_log(
             host_directory(self._services.checkpoint, self.lost), request.generation, request.next_lsn
@@ -198,16 +199,16 @@ class Heir:
             self._answers[operator].expect(messages.StepPrepared)
 
     def _check_committed(self, operator: str, lost: LostOperator) -> None:
-        """A batch that has come and gone here has done so there, too, unless the end of the log is lost."""
+        """A batch that was committed here was committed at the lost host too. If its log lacks that batch, its end is lost."""
         before = self._instances[operator].instance.batch.before
         if before is not None and not lost.joined and lost.progress.batch < before:
             raise batch_lost(self.lost, operator, lost.progress.batch, before)
 
     def _parts(self, left: Recovered) -> Iterator[Part]:
-        """Where all copies stand, what came after the last that was heard of; else everything.
+        """The parts of the log to read: if all copies are complete, those after the copies; else all.
 
-        Copies may be ahead of a log that has lost its end with its machine: they hold rows that no ledger knows, and are of no
-        use.
+        If the log has lost its end with the machine, copies may be ahead of it: they have rows that no ledger knows, so they
+        are not used.
         """
         heard = {operator: receiver.copied_up_to for operator, receiver in self._receivers.items()}
         ends = left.ends()
@@ -226,10 +227,10 @@ class Heir:
         return left.parts()
 
     def _whole(self, operator: str) -> bool:
-        """Whether copies can be brought back to where the lost host's batch began, if a later run begins it anew."""
+        """Whether copies can be reverted to the start of the lost host's batch, if a later run begins that batch anew."""
         return self._receivers[operator].copied_before(self._operators[operator].progress.batch)
 
-    def _give(self, lost: LostOperator, given: Iterable[Given]) -> None:
+    def _give(self, lost: LostOperator, given: Iterable[MessageAndBody]) -> None:
         for message, body in given:
             if self._ending or self._services.stopping():
                 raise HostUnavailable("the lost host is started again instead")
@@ -242,16 +243,16 @@ class Heir:
             self.changed.notify_all()
 
     def _pause_batches(self, paused: bool) -> None:
-        """Where there are timers a new batch waits: they fire at its beginning, and some that are due are not here yet."""
+        """Delay new batches of operators with timers: timers fire when a batch begins, and some due timers are not here yet."""
         for shared in self._instances.values():
             with shared.changed:
                 shared.inheriting = paused
                 shared.changed.notify_all()
 
-    # -- the driver's word -------------------------------------------------------------------------------------------
+    # -- the driver's decision ---------------------------------------------------------------------------------------
 
     def serve(self) -> dict[str, typed.Epochs]:
-        """The will is written: own it. Gives the units with their epochs, by operator."""
+        """The will is written: own the units. Returns them with their epochs, by operator."""
         for operator, lost in self._operators.items():
             self._receivers[operator].take(lost.released(), None)
             self._answers[operator].expect(messages.StepServed)
@@ -259,7 +260,7 @@ class Heir:
         return {operator: lost.epochs() for operator, lost in self._operators.items()}
 
     def give_up(self) -> None:
-        """The lost host is started again instead. What is still being read must not be prepared after that."""
+        """The lost host is started again instead: stop reading, so that nothing is prepared after this."""
         self._ending = True
         self._thread.join()
         self._drop()
@@ -278,5 +279,5 @@ class Heir:
 
 
 def _survived(written: tuple[int, int] | None, ends: Mapping[int, int]) -> bool:
-    """Whether the log still has all that it had when copies were last heard of."""
+    """Whether the log still has all that was durable when the copies got their last message."""
     return written is None or written[1] < ends.get(written[0], 0)
