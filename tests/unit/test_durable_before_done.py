@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from godwit.runtime.messages import FinishLane, OpenLane
 from tests.property.bench_host import BenchHost, chunk_of, operator_of, request, welcome
 
 
@@ -24,7 +25,9 @@ def test_a_lane_is_confirmed_when_all_of_it_is_synced(
         synced[Path(f"/proc/self/fd/{fd}").resolve().name] = os.fstat(fd).st_size
 
     monkeypatch.setattr(os, "fsync", noted)
-    host.exchange._finish(host.shared, request(0), "0", {"rows": 2, "answered": []})
+    asked = request(0)
+    lane = OpenLane("keep", asked.query, asked.run, asked.batch, "0")
+    host.exchange._finish(host.shared, lane, FinishLane(2, None, 2, (), ("host-0",)))
     (segment,) = tmp_path.glob("log-*")
     assert host.log.written().lsn >= host.shared.lsn
     assert synced.get(segment.name) == (segment.stat().st_size if durability == "disk" else None)
