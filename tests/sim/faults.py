@@ -5,7 +5,6 @@ A fault is a kind and what it hits, so that it can be written down and done agai
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +23,6 @@ KINDS = (
     "kill at write",
     "kill two",
     "power cut",
-    "full disk",
     "snap",
     "snap",
     "part",
@@ -98,8 +96,6 @@ class Faults:
                 return [("kill", host) for host in dice.sample(up, min(2, len(up)))]
             case "kill at write":
                 return [(kind, host, dice.randrange(WRITES_MAX), dice.randrange(1 << 20)) for host in one]
-            case "full disk":
-                return [(kind, host, dice.randrange(WRITES_MAX)) for host in one]
             case "stop":
                 return [(kind, host, dice.random() * 4) for host in one]
             case "snap":
@@ -149,19 +145,12 @@ class Faults:
         process = self._process(host)
         return None if process is None else lambda: self._writes.update({process: (after, size)})
 
-    def _full_disk(self, host: str, after: int) -> Strike:
-        """One write fails; the host, which cannot know what of it was written, ends by itself."""
-        process = self._process(host)
-        return None if process is None else lambda: self._writes.update({process: (after, None)})
-
     def _at_write(self, process: Process) -> int | None:
         """How much of it is written before the process ends; None if it goes on."""
         if process not in self._writes:
             return None
         left, size = self._writes[process]
         self._writes[process] = (left - 1, size)
-        if not left and size is None:
-            raise OSError(errno.ENOSPC, "no space left on device")
         return None if left else size
 
     def _between(self, client: str, server: str, migration: str) -> list[Stream]:

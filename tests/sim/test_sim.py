@@ -40,10 +40,11 @@ def test_schedules_hold() -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_each_protocol_comes_to_both_ends(protocol: str) -> None:
     outcomes: Counter[str] = Counter()
-    for result in map(held, results(5_000, 20, protocol, JOBS)):
+    for ran, result in enumerate(map(held, results(5_000, 80, protocol, JOBS)), 1):
         outcomes += result.outcomes
-    assert outcomes["done"]
-    assert outcomes["stayed"]
+        if ran >= 20 and outcomes["done"] and outcomes["stayed"]:
+            return
+    pytest.fail(f"of done and stayed one never happened: {outcomes}")
 
 
 def test_same_seed_is_the_same_schedule() -> None:
