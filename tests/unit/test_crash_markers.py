@@ -11,7 +11,7 @@ import pytest
 
 from godwit.errors import RowKillsHost
 from godwit.model.progress import BatchRef
-from godwit.runtime.processor.crash_markers import CrashMarkers, Kind, NoCrashMarker, Suspect
+from godwit.runtime.processor.crash_markers import CrashMarkers, NoCrashMarker, Suspect, WorkKind
 
 DIES = """
 import os, signal, sys
@@ -107,7 +107,7 @@ def test_row_of_a_later_run_is_not_taken_for_the_one_that_had_its_place(tmp_path
     places: list[str] = []
 
     class Noting(NoCrashMarker):
-        def begin(self, kind: Kind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None:
+        def begin(self, kind: WorkKind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None:
             places.append(lane)
 
     host = BenchHost(tmp_path / "host", operator_of())

@@ -134,13 +134,13 @@ class ScalingDecider:
             self.looks[rule.name] = f"waits for {rule.condition()}: {reading}"
             return None
         hold = self._holds.setdefault(rule.name, _HoldingCondition(sample.at_s))
-        held_s = sample.at_s - hold.since_s
-        if held_s >= min(SETTLE_S, rule.for_s / 2):  # earlier measures include the time before
+        lasted_s = sample.at_s - hold.since_s
+        if lasted_s >= min(SETTLE_S, rule.for_s / 2):  # earlier measures include the time before
             hold.note(sample.at_s, sample.demand(rule.operator), rule.for_s)
-        wait_s = self._wait_s(rule, sample.at_s, held_s)
+        wait_s = self._wait_s(rule, sample.at_s, lasted_s)
         if wait_s > 0:
             self.looks[rule.name] = (
-                f"{rule.condition()} holds for {held_s:.0f} s ({shown(value)}); acts in {wait_s:.0f} s"
+                f"{rule.condition()} holds for {lasted_s:.0f} s ({shown(value)}); acts in {wait_s:.0f} s"
             )
             return None
         outcome = self._decide(rule, sample, hold)
@@ -150,10 +150,10 @@ class ScalingDecider:
         self.looks[rule.name] = outcome.why
         return outcome
 
-    def _wait_s(self, rule: Rule, now_s: float, held_s: float) -> float:
+    def _wait_s(self, rule: Rule, now_s: float, lasted_s: float) -> float:
         """How much longer the rule waits: for its own duration, the cool-down, and steady measures after the last change."""
         since_s = math.inf if self._changed_s is None else now_s - self._changed_s
-        return max(rule.for_s - held_s, max(rule.cool_down_s, SETTLE_S) - since_s)
+        return max(rule.for_s - lasted_s, max(rule.cool_down_s, SETTLE_S) - since_s)
 
     def _decide(self, rule: Rule, sample: Sample, hold: _HoldingCondition) -> Decision | str:
         """The decision, or the reason why there is none."""
@@ -264,14 +264,12 @@ class ScalingDecider:
         values = {name: METRICS[name].of(sample, rule.operator) for name in shown_of}
         figures = {name: value for name, value in values.items() if value is not None}
         figures["demand"] = sample.demand(rule.operator)
-        held_s = sample.at_s - hold.since_s
-        why = (
-            f"rule {rule.name!r}: {rule.condition()} for {held_s:.0f} s ({', '.join(numbered(figures))}); costs {cost}"
-        )
+        lasted_s = sample.at_s - hold.since_s
+        why = f"rule {rule.name!r}: {rule.condition()} for {lasted_s:.0f} s ({', '.join(numbered(figures))}); costs {cost}"
         hot = [one.hot[0] for name, one in sample.operators.items() if one.hot and operator in (None, name)]
         if action == REBALANCE and hot:
             why += f"; the hottest key is {hot[0].key} on {hot[0].host} with {100 * hot[0].share:.0f} % of the rows"
-        figures["held_s"] = held_s
+        figures["held_s"] = lasted_s
         now = len(sample.hosts)
         return Decision(sample.at_s, rule.name, action, now, hosts, why, cost, operator or rule.operator, figures)
 

@@ -87,7 +87,7 @@ class Step:
 
 
 Action = Callable[[Step], list[Effect]]
-Table = Mapping[tuple[Phase, type[Event]], tuple[Phase, Action]]
+PhaseTable = Mapping[tuple[Phase, type[Event]], tuple[Phase, Action]]
 Choose = Callable[[Sequence[Step]], Step]
 
 
@@ -109,7 +109,7 @@ def offer(step: Step) -> list[Effect]:
     return []
 
 
-OFFERING: Table = {
+OFFERING: PhaseTable = {
     (Phase.QUEUED, TurnNear): (Phase.OFFERED, offer),
     (Phase.OFFERED, Offered): (Phase.LENT, lend),
 }
@@ -163,7 +163,7 @@ def forget(step: Step) -> list[Effect]:
     return [Forget(step.number, step.units)]
 
 
-COMMON: Table = {
+COMMON: PhaseTable = {
     (Phase.CUT, Prepared): (Phase.RELEASING, release),
     (Phase.CUT, Declined): (Phase.WAITING, resume),
     (Phase.WAITING, BatchBegan): (Phase.CUT, cut_and_ship),
@@ -221,7 +221,7 @@ class Protocol:
 
     name: str
     about: str
-    table: Table
+    table: PhaseTable
     choose: Choose = first
     parcel_bytes: int = 0
     lead_bytes: float = 0

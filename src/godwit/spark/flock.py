@@ -24,7 +24,7 @@ from godwit.runtime.processor.spec import OperatorSpec
 from godwit.spark.change.autoscaler import Autoscaler, FlockRoom, RulesGiven, checked_settings
 from godwit.spark.change.chosen_units import chosen_units
 from godwit.spark.change.flock_copy import start_from_copy
-from godwit.spark.change.lost_hosts import Recovery
+from godwit.spark.change.lost_hosts import RecoveryMode
 from godwit.spark.change.migration_handle import Migration
 from godwit.spark.change.move_options import MoveOptions
 from godwit.spark.checkpoint.checkpoint_in_use import check_not_in_use
@@ -87,7 +87,7 @@ class Flock:
         onGap: Literal["error", "accept"] = "error",
         segment_bytes_max: int = 64 << 20,
         wait_s: float = 60.0,
-        recovery: Recovery = "storage",
+        recovery: RecoveryMode = "storage",
         disks: Sequence[str | os.PathLike[str]] | None = None,
         backup: bool = False,
         start_from: str | os.PathLike[str] | None = None,

@@ -21,7 +21,7 @@ from godwit.runtime.liveness.leases import check_owner, write_owner
 from godwit.runtime.liveness.presence import Presence
 from godwit.runtime.messages import Admit
 from godwit.spark.change.flock_copy import FlockCopier
-from godwit.spark.change.lost_hosts import LostHostHandler, Recovery
+from godwit.spark.change.lost_hosts import LostHostHandler, RecoveryMode
 from godwit.spark.change.request_queue import RequestQueue
 from godwit.spark.change.run_moves import MoveRunner
 from godwit.spark.checkpoint.checkpoint_in_use import owner_of_this_process
@@ -55,7 +55,7 @@ class FlockSettings:
     memory_max_bytes: int | None
     segment_bytes_max: int
     backup: bool
-    recovery: Recovery
+    recovery: RecoveryMode
     silent_s: float | None
     wait_s: float
     accept_gaps: bool

@@ -42,7 +42,7 @@ _CELLS_FEW: Final = 200  # below this, setting up the faster way takes longer th
 _U64 = struct.Struct(">Q")
 _SIGN: Final = 1 << 63  # shifts signed times so that their bytes sort as the times do
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 
 def position_sub(position: int) -> bytes:
@@ -191,7 +191,7 @@ class _Groups:
     """Rows that are alike: `codes` has a number below `size` for every row, equal where the rows are."""
 
     def __init__(self, count: int) -> None:
-        self.codes: Rows = np.zeros(count, np.int64)
+        self.codes: RowNumbers = np.zeros(count, np.int64)
         self.size = 1
 
     def refined(self, column: pa.ChunkedArray[Any]) -> _Groups:
@@ -206,7 +206,7 @@ class _Groups:
             groups.codes = dense.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         return groups
 
-    def last(self, rows: Rows) -> Rows:
+    def last(self, rows: RowNumbers) -> RowNumbers:
         """The last of `rows` in every group, -1 where there is none."""
         last = np.full(self.size, -1, np.int64)
         last[self.codes[rows]] = rows  # where an index repeats, the last assignment stays

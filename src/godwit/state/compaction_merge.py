@@ -6,7 +6,7 @@ and values are coded (the define part brings the schema of the rows), nor which 
 
 Rows are merged slice by slice (see slices.py), so that of a large snapshot only one slice is in memory:
 about `slice_bytes` from each file, and a few times that while rows are matched. What is not yet in slices,
-the segments of the log, is held as a whole. All rows of one key are in one slice, however many they are.
+the segments of the log, is in memory as a whole. All rows of one key are in one slice, however many they are.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ class OperatorParts:
     def divide(self, settled: int | None) -> tuple[list[StoredPart], list[StoredPart]]:
         """(to be merged, to be carried). Merged rows go first, so state after carried state is carried too.
 
-        Rows that were merged before were settled then, whatever is said now.
+        Rows that an earlier merge has merged are settled, even if `settled` is lower now.
         """
         merged_before = [piece.info["batch"] for piece in self.pieces if piece.slice]
         limit = max([*merged_before, *([] if settled is None else [settled])], default=None)
         merged: list[StoredPart] = []
         carried: list[StoredPart] = []
-        held_back = False
+        state_carried = False
         begun = (-1, 0)
         for piece in self.pieces:
             kind = piece.info["kind"]
             over = limit is not None and piece.info.get("batch", limit + 1) <= limit
-            if kind == "state" and over and not held_back:
+            if kind == "state" and over and not state_carried:
                 merged.append(piece)
             elif kind == "mark":
                 # The mark that begins a batch anew says that the ledger parts before it count no more.
@@ -108,7 +108,7 @@ class OperatorParts:
                 begun = max(begun, attempt)
             elif not (kind in ("ledger", "committed") and over):
                 carried.append(piece)
-                held_back = held_back or kind == "state"
+                state_carried = state_carried or kind == "state"
         return merged, carried
 
 

@@ -34,7 +34,7 @@ def newer_version(path: Path, version: int, supported: int) -> CheckpointVersion
         f"checkpoint file {path.name} has format version {version}; this Godwit reads up to {supported}",
         todo="Use the Godwit release that wrote the checkpoint, or a newer one",
         file=str(path),
-        found=version,
+        version=version,
         supported=supported,
     )
 

@@ -65,7 +65,7 @@ def _numbered(directory: Path) -> int:
 
 
 def _remove_tokens(directory: Path, before: int) -> None:
-    """Also those that an earlier takeover left because it crashed after its claim."""
+    """Remove the tokens of all earlier generations, also those that a takeover left when it crashed after its claim."""
     try:
         names = [path.name for path in directory.iterdir()]
     except OSError as error:
@@ -91,7 +91,7 @@ class Token:
             raise unusable("create", self._path, error) from error
 
     def remove(self) -> None:
-        """Until it is gone for certain; its owner may go on making marks meanwhile."""
+        """Remove the token, and return when it is certainly gone; its owner may go on making marks meanwhile."""
         while True:
             try:
                 with suppress(FileNotFoundError):
@@ -103,11 +103,11 @@ class Token:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise unusable("remove", self._path, error) from error
-            with suppress(OSError):  # that there is no mark may be known from a cache, which making one does away with
+            with suppress(OSError):  # a cache may say that there is no mark; making one corrects the cache
                 self._mark.mkdir()
 
     def proved(self) -> bool:
-        """Whether it was there after this was called, by the word of the file system itself and not of a cache."""
+        """Whether the token existed after this call began, as the file server answers, not a cache."""
         with _proving:
             for _ in range(_ATTEMPTS):
                 try:
@@ -122,8 +122,8 @@ class Token:
         return False
 
 
-def held_token(directory: Path, generation: int) -> Token | None:
-    """The token to prove where looks may be answered from a cache; None where they are not."""
+def token_if_cached(directory: Path, generation: int) -> Token | None:
+    """The token of the generation, if the file system may answer look-ups from a cache; else None: look-ups are enough."""
     return Token(directory, generation) if mount_of(directory).network else None
 
 
@@ -135,14 +135,14 @@ class Fence:
         self._generation = generation
         self._next = str(directory / str(FileName("claim", generation + 1)))
         self._own = str(directory / str(FileName("claim", generation)))
-        self._token = held_token(directory, generation)
+        self._token = token_if_cached(directory, generation)
 
     @property
     def looks_are_cached(self) -> bool:
         return self._token is not None
 
     def down(self) -> bool:
-        """The next claim may come and be swept by one that is newer still, but ours is swept before it."""
+        """Whether a newer generation exists. If a still newer one has removed the next claim, it has removed ours before."""
         if self._token is not None:
             return not self._token.proved()
         return os.access(self._next, os.F_OK) or not os.access(self._own, os.F_OK)
@@ -153,7 +153,7 @@ class Fence:
 
 
 def listed(directory: Path) -> list[str]:
-    """What is there by the word of the file system itself: a client lists anew a directory that it has changed."""
+    """The names in the directory, not from a cache: a client lists a directory anew after it has changed it."""
     passing = directory / f".look-{uuid.uuid4().hex}"
     try:
         if mount_of(directory).network:
@@ -167,7 +167,7 @@ def listed(directory: Path) -> list[str]:
 
 
 def check_newest(directory: Path, generation: int) -> None:
-    """For a reader that misses a file: raises if a newer generation may have removed it."""
+    """For a reader that misses a file: raise if a newer generation may have removed the file."""
     names = list_names(directory)
     if any(name.generation > generation for name in names) or FileName("claim", generation) not in names:
         raise stale(directory, generation)

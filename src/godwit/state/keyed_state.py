@@ -66,7 +66,7 @@ class KeyedState:
         self.extend(variables)
 
     def extend(self, variables: Sequence[Variable]) -> None:
-        """Take up further variables, numbered after the present ones: a definition may gain some over time."""
+        """Add variables, numbered after the present ones: a later definition may have more of them."""
         for var, variable in enumerate(variables, len(self.variables)):
             table = self._new_table(var, variable)
             self._tables[var] = table
@@ -184,18 +184,18 @@ class KeyedState:
         return StagedChanges(changes, merges)
 
     def merge(self, prepared: StagedChanges) -> None:
-        """MergeStage the stage as it was prepared. There is no way back from here, not even from half of it."""
+        """Merge the stage as it was prepared. A merge cannot be undone, not even if it fails halfway."""
         for table, merge in prepared.merges:
             self._count_keys(table, merge())
 
     def commit(self) -> Changes:
-        """MergeStage the stage."""
+        """Prepare the stage and merge it."""
         prepared = self.prepare()
         self.merge(prepared)
         return prepared.changes
 
     def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
-        """Returns what restores the stage of these keys as it is now; not after a rollback or a merge."""
+        """Returns a function that restores the present stage of these keys; not valid after a rollback or a merge."""
         restores = [table.savepoint(keys) for table in self._tables.values()]
 
         def restore() -> None:

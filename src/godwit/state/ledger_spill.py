@@ -84,7 +84,7 @@ class Spilled:
         return RANGE_BYTES
 
 
-Stored: TypeAlias = "Entry | Spilled"
+StoredEntry: TypeAlias = "Entry | Spilled"
 
 
 class Store:
@@ -99,7 +99,7 @@ class Store:
     def disk_bytes(self) -> int:
         return 0 if self._scratch is None else self._scratch.size_bytes
 
-    def entry(self, stored: Stored) -> Entry:
+    def entry(self, stored: StoredEntry) -> Entry:
         if not isinstance(stored, Spilled):
             return stored
         assert self._scratch is not None, "there is a file where something was written to it"
@@ -124,7 +124,7 @@ class Lane:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._stored: list[Stored] = []
+        self._stored: list[StoredEntry] = []
         self._spilled_count = 0  # of the first entries: these are known to be in the file
         self.last = -1  # the greatest row that was ever recorded
 
@@ -171,7 +171,7 @@ class Lane:
                 self._stored.append(stored)
                 self._store.memory_bytes += stored.size_bytes
 
-    def _stored_like(self, before: Stored, new: Entry | None) -> Stored | None:
+    def _stored_like(self, before: StoredEntry, new: Entry | None) -> StoredEntry | None:
         """The new form of an entry that was in the file goes to the file, too, if there is room."""
         if new is not None and isinstance(before, Spilled):
             with suppress(StateTooLarge):

@@ -21,7 +21,7 @@ from typing import Final
 from godwit.errors import CheckpointUnusable, GodwitError, MalformedRequest
 from godwit.state.changelog import Written
 from godwit.state.damage import corrupt, stale, unusable
-from godwit.state.fencing import Token, held_token
+from godwit.state.fencing import Token, token_if_cached
 from godwit.state.manifest import Manifest, decode_manifest, newest_manifest, sweep
 from godwit.state.segments import FileName, list_names, parse_name, publish, replace_file, sync_directory, sync_path
 
@@ -62,7 +62,7 @@ class Mirror:
             Token(directory, generation).make()
         except OSError as error:
             raise unusable("create", directory, error) from error
-        self._token = held_token(directory, generation)
+        self._token = token_if_cached(directory, generation)
         self._unsynced = dict(self.have())  # bytes by name; their writer may have died before it could sync
         self.check()
 

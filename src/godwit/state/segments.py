@@ -19,7 +19,7 @@ from godwit.state.damage import unusable
 from godwit.state.frames import FILE_HEADER, Body
 
 Durability: TypeAlias = Literal["process", "disk"]
-Kind: TypeAlias = Literal["claim", "manifest", "log", "snap"]
+FileKind: TypeAlias = Literal["claim", "manifest", "log", "snap"]
 
 NO_DIRECTORY_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)  # answers of network file systems that cannot sync a directory
 _BUFFERS_MAX: Final = 1024  # IOV_MAX of Linux and macOS
@@ -32,7 +32,7 @@ _NAME: Final = re.compile(
 class FileName:
     """What a file is, by its name. `seq` counts the files of a kind and generation, from 1."""
 
-    kind: Kind
+    kind: FileKind
     generation: int
     seq: int = 0
     partial: bool = False  # being written: of no use to anyone else
@@ -48,7 +48,7 @@ def parse_name(text: str) -> FileName | None:
     match = _NAME.fullmatch(text)
     if match is None:
         return None
-    kind: Kind = match["kind"]  # type: ignore[assignment]
+    kind: FileKind = match["kind"]  # type: ignore[assignment]
     name = FileName(kind, int(match["generation"]), int(match["seq"] or 0), bool(match["partial"]))
     return name if str(name) == text else None
 

@@ -1,7 +1,7 @@
 """Compaction: log segments become snapshots, small snapshots become larger ones, old files go.
 
 Decides which files are merged with which and when the result takes their place. It must not know what parts
-mean (merge.py) and never touches live state nor the segment being written, so that appends go on beside it.
+mean (compaction_merge.py) and never touches live state nor the segment being written, so that appends go on beside it.
 
 The snapshots of a directory are a base and, on top of it, deltas. New segments become a delta; a delta that
 is no larger than all newer ones together is merged with them, so that there are few; and when the deltas

@@ -20,7 +20,7 @@ import lmdb
 
 from godwit.errors import StateTooLarge
 
-Entry: TypeAlias = tuple[bytes, bytes]
+KeyAndRecord: TypeAlias = tuple[bytes, bytes]
 
 _MAP_BYTES: Final = 1 << 30  # the first size of the mapping; it doubles when full
 _PAGE_ROWS: Final = 1_000
@@ -56,11 +56,11 @@ class Spill:
         with self._env.begin(buffers=True) as txn:
             return txn.get(_disk_key(var, packed)) is not None
 
-    def put_many(self, var: int, entries: Iterable[Entry]) -> None:
+    def put_many(self, var: int, entries: Iterable[KeyAndRecord]) -> None:
         records = sorted((_disk_key(var, packed), _record(packed, data)) for packed, data in entries)
         self._grow_until(lambda: self._written(records))
 
-    def _written(self, records: list[Entry]) -> bool:
+    def _written(self, records: list[KeyAndRecord]) -> bool:
         def put(txn: lmdb.Transaction) -> None:
             with txn.cursor() as cursor:
                 cursor.putmulti(records)
@@ -96,15 +96,15 @@ class Spill:
             self._map_bytes *= 2
             self._env.set_mapsize(self._map_bytes)
 
-    def scan(self, var: int) -> Iterator[Entry]:
+    def scan(self, var: int) -> Iterator[KeyAndRecord]:
         """All entries of a variable, page by page: writes may happen between two of them."""
         start = _VAR.pack(var)
         while page := self._page(start, var):
             yield from (_entry(disk_key, record) for disk_key, record in page)
             start = page[-1][0] + b"\x00"
 
-    def _page(self, start: bytes, var: int) -> list[Entry]:
-        page: list[Entry] = []
+    def _page(self, start: bytes, var: int) -> list[KeyAndRecord]:
+        page: list[KeyAndRecord] = []
         with self._env.begin() as txn, txn.cursor() as cursor:
             if cursor.set_range(start):
                 for disk_key, record in cursor:
@@ -134,7 +134,7 @@ def _payload(packed: bytes, record: bytes) -> bytes:
     return record[_LENGTH.size + len(packed) :] if _is_long(packed) else record
 
 
-def _entry(disk_key: bytes, record: bytes) -> Entry:
+def _entry(disk_key: bytes, record: bytes) -> KeyAndRecord:
     packed = disk_key[_VAR.size :]
     if not packed.startswith(_LONG):
         return packed, record

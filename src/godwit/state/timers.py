@@ -17,7 +17,7 @@ from godwit.state.keys import Key, KeyCodec
 from godwit.state.spill import Spill
 from godwit.state.table import MergedKeys, MergeStage, Ops, Row, saved
 
-Times: TypeAlias = tuple[int, ...]
+TimerTimes: TypeAlias = tuple[int, ...]
 
 _TIMER_BYTES: Final = 150
 _STALE_MIN: Final = 1_000  # below this many removed timers a clean-up is not worth its while
@@ -29,9 +29,9 @@ class TimerTable:
     def __init__(self, key_codec: KeyCodec) -> None:
         self.var = TIMERS
         self._key_codec = key_codec
-        self._base: dict[Key, Times] = {}
+        self._base: dict[Key, TimerTimes] = {}
         self._stage: dict[Key, dict[int, bool]] = {}  # expiry -> set or not
-        self._undo: dict[Key, Times] = {}
+        self._undo: dict[Key, TimerTimes] = {}
         self._deadlines: Deadlines[Key] = Deadlines()
         self._timer_count = 0
 
@@ -157,7 +157,7 @@ class TimerTable:
     def _is_set(self, at_ms: int, key: Key) -> bool:
         return at_ms in self._base.get(key, ())
 
-    def _moves(self, had: dict[Key, Times]) -> MergedKeys:
+    def _moves(self, had: dict[Key, TimerTimes]) -> MergedKeys:
         """Drop the keys that are left with no timer; returns which keys came and which went."""
         emptied = [key for key in had if not self._base[key]]
         for key in emptied:
@@ -172,6 +172,6 @@ class TimerTable:
             self._deadlines.reset((at_ms, key) for key, times in self._base.items() for at_ms in times)
 
 
-def _merged(times: Times, staged: dict[int, bool]) -> set[int]:
+def _merged(times: TimerTimes, staged: dict[int, bool]) -> set[int]:
     left = {at_ms for at_ms in times if staged.get(at_ms, True)}
     return left.union(at_ms for at_ms, is_set in staged.items() if is_set)

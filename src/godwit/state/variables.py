@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-Kind = Literal["value", "list", "map"]
+VariableKind = Literal["value", "list", "map"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Variable:
     """
 
     name: str
-    kind: Kind
+    kind: VariableKind
     schema: pa.Schema
     key_schema: pa.Schema | None = None
     ttl_ms: int | None = None

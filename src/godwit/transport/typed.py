@@ -24,7 +24,7 @@ Some = TypeVar("Some", bound="Message")
 
 
 class Message:
-    """A frozen dataclass. Its `kind` on the wire is the name of its class: `CaughtUp` travels as `caught_up`."""
+    """A frozen dataclass. Its `kind` on the wire is the name of its class: `OpenLane` travels as `open_lane`."""
 
     __slots__ = ()
     kind: ClassVar[str]
@@ -35,7 +35,7 @@ class Message:
 
 
 class Request(Message, Generic[Reply]):
-    """A message that is answered by one of the class in brackets: `class Lost(Request[TakenOver])`."""
+    """A message with an answer; the class in brackets is that of the answer: `class GetStatus(Request[HostStatus])`."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ def from_header(header: Mapping[str, Any], *expected: type[Some]) -> Some:
 def to_fields(message: Message) -> dict[str, Any]:
     """Fields that have their default value do not travel."""
     header: dict[str, Any] = {}
-    for name, column in _columns(cast(Any, type(message))).items():
+    for name, column in _wire_fields(cast(Any, type(message))).items():
         value = getattr(message, name)
         if column.default is MISSING or value != column.default:
             header[name] = column.encode(value)
@@ -110,7 +110,7 @@ def to_fields(message: Message) -> dict[str, Any]:
 
 def from_fields(message: type[Some], header: Mapping[str, Any]) -> Some:
     values: dict[str, Any] = {}
-    for name, column in _columns(cast(Any, message)).items():
+    for name, column in _wire_fields(cast(Any, message)).items():
         if name in header:
             values[name] = _decoded(message, name, column, header[name])
         elif column.default is MISSING:
@@ -118,7 +118,7 @@ def from_fields(message: type[Some], header: Mapping[str, Any]) -> Some:
     return message(**values)
 
 
-def _decoded(message: type[Message], name: str, column: Column, value: Any) -> Any:
+def _decoded(message: type[Message], name: str, column: WireField, value: Any) -> Any:
     try:
         return column.decode(value)
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -126,7 +126,7 @@ def _decoded(message: type[Message], name: str, column: Column, value: Any) -> A
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class WireField:
     """How the values of one field travel."""
 
     encode: Callable[[Any], Any]
@@ -135,12 +135,12 @@ class Column:
 
 
 @cache
-def _columns(message: Any) -> dict[str, Column]:
+def _wire_fields(message: Any) -> dict[str, WireField]:
     hints = get_type_hints(message)
-    columns: dict[str, Column] = {}
+    columns: dict[str, WireField] = {}
     for field in fields(message):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        columns[field.name] = Column(*_codec(hints[field.name]), default)
+        columns[field.name] = WireField(*_codec(hints[field.name]), default)
     return columns
 
 
@@ -150,10 +150,10 @@ def _reply_of(request: Any) -> Any:
     return get_args(base)[0]
 
 
-Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # encode, decode
+FieldConversion = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # encode, decode
 
 
-def _codec(hint: Any) -> Codec:
+def _codec(hint: Any) -> FieldConversion:
     if hint == Epochs:
         return _epochs_to_list, _epochs_from_list
     if hint is bytes:
@@ -179,7 +179,7 @@ def _codec(hint: Any) -> Codec:
     return _same, _checked(origin or hint)
 
 
-def _class_codec(hint: Any) -> Codec:
+def _class_codec(hint: Any) -> FieldConversion:
     """Of a message within a message, an error, or a named tuple."""
     if issubclass(hint, Message):
         return to_fields, lambda header: from_fields(hint, header)
@@ -192,7 +192,7 @@ def _text_of_bytes(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _optional(hint: Any) -> Codec:
+def _optional(hint: Any) -> FieldConversion:
     """`X | None`, the only union that a field may have."""
     (inner,) = (part for part in get_args(hint) if part is not NoneType)
     encode, decode = _codec(inner)

@@ -191,17 +191,17 @@ class EventSliding(Window):
         """Drop panes that no row may change any more, and set each key's next timer."""
         until = self._last_end(starts) + self._lateness
         left = until > watermark_us
-        kept_until = np.full(len(state.keys), -_FAR_US)
-        np.maximum.at(kept_until, owners[left], until[left])
-        over = ~left & (kept_until > -_FAR_US)[owners]
+        needed_until = np.full(len(state.keys), -_FAR_US)
+        np.maximum.at(needed_until, owners[left], until[left])
+        over = ~left & (needed_until > -_FAR_US)[owners]
         self._store.forget(state, owners[over], starts[over])
-        state.remove(kept_until == -_FAR_US)
+        state.remove(needed_until == -_FAR_US)
         soonest = self._soonest(starts[left], owners[left], watermark_us, np.full(len(state.keys), _FAR_US))
         waits = soonest < _FAR_US
         state[WAITS], state[NEXT] = waits, np.where(waits, soonest, 0)
         state.set_timer(waits, soonest[waits] // 1_000)
-        idle = ~waits & (kept_until > -_FAR_US)
-        state.set_timer(idle, kept_until[idle] // 1_000)
+        idle = ~waits & (needed_until > -_FAR_US)
+        state.set_timer(idle, needed_until[idle] // 1_000)
 
     def _bounds(self, end: Index) -> pa.Array[Any]:
         bounds = [pa.array(each).cast(self._moment) for each in (end - self._size, end)]

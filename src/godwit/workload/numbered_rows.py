@@ -29,7 +29,7 @@ Numbers = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint64]
 Reals = npt.NDArray[np.float64]
 Column: TypeAlias = "pa.Array[Any]"
-Batches: TypeAlias = Iterator[pa.RecordBatch]
+RecordBatches: TypeAlias = Iterator[pa.RecordBatch]
 
 _GAMMA: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
@@ -65,7 +65,7 @@ def due_count(workload: Workload, start_ms: int, now_us: int) -> int:
     return min(workload.end, -(-(elapsed_us + 1) * workload.rows_per_second // 1_000_000))
 
 
-def lane_batches(workload: Workload, lane: int, first: int, stop: int, start_ms: int) -> Batches:
+def lane_batches(workload: Workload, lane: int, first: int, stop: int, start_ms: int) -> RecordBatches:
     """The rows of [first, stop) that come on the lane, by ascending number."""
     step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (workload.payload_bytes or 1)))
     for numbers, keys in _lane_numbers(workload, lane, first, stop):

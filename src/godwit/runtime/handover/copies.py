@@ -20,8 +20,9 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.incoming import IncomingHandover
 from godwit.runtime.memory import chunk_bytes
+from godwit.runtime.memory.changelog_parts import PENDING_STEP
 from godwit.runtime.memory.ownership_columns import selects
-from godwit.runtime.memory.work import Part, Work
+from godwit.runtime.memory.work import NewPart, Work
 from godwit.runtime.processor.rows import Times
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.ledger import Entry
@@ -69,7 +70,7 @@ class Copies:
                 return
             if not len(entry.rows):
                 name = self._handover.name(message.step)
-                info = message.entry | {"batch": instance.progress.batch, "held": name}
+                info = message.entry | {"batch": instance.progress.batch, PENDING_STEP: name}
                 self._change(
                     (info, body), lambda: instance.batch.pending_outputs.setdefault(name, []).append((lane, entry))
                 )
@@ -185,7 +186,7 @@ class Copies:
     def _batch(self, body: pa.Buffer) -> pa.RecordBatch:
         return pa.ipc.read_record_batch(body, changes_schema(self._shared.instance.key_codec))
 
-    def _change(self, part: Part, change: Callable[[], None]) -> None:
+    def _change(self, part: NewPart, change: Callable[[], None]) -> None:
         """Write the part, then change memory."""
 
         def prepare(work: Work) -> Callable[[], None]:

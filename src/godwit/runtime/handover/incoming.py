@@ -16,7 +16,7 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import Part
+from godwit.runtime.memory.work import NewPart
 from godwit.state.keys import Key
 
 
@@ -97,7 +97,7 @@ class IncomingHandover:
         if left:
             self.shared.copy_claims[self.migration] = left
 
-    def write(self, parts: list[Part]) -> None:
+    def write(self, parts: list[NewPart]) -> None:
         """Memory has changed already: if the parts cannot be written, the host ends."""
         self.shared.check_locked()
         self.shared.instance.write(parts)

@@ -18,7 +18,7 @@ from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime.handover.incoming import IncomingHandover, IncomingStep, scan
 from godwit.runtime.memory.ownership_columns import AWAY, selects
-from godwit.runtime.memory.work import Part
+from godwit.runtime.memory.work import NewPart
 from godwit.state.keys import Key
 
 TAKEN_OVER = 0  # copies that an heir takes over are one step
@@ -114,7 +114,7 @@ class TargetEffects:
             if name in handover.ownership.incoming:
                 handover.ownership.serve(name)
                 handover.end_claim(units)
-                parts: list[Part] = [instance.own_part()]
+                parts: list[NewPart] = [instance.own_part()]
                 for lane, entry in instance.batch.pending_outputs.pop(name, ()):
                     instance.ledger.record(lane, entry)
                     parts.append(entry.part(instance.name, instance.progress.batch, lane))
@@ -163,7 +163,7 @@ class TargetEffects:
             return step.keys
         return scan(self._shared, not_mine) if units & self._shared.instance.memory.staged else ()
 
-    def _drop_unfired(self, units: Units) -> list[Part]:
+    def _drop_unfired(self, units: Units) -> list[NewPart]:
         """The timers of these units fire at their owner, not here."""
         instance = self._shared.instance
         if not instance.batch.unfired & units:

@@ -19,10 +19,10 @@ from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime.instance.batch_checks import BatchChecks
 from godwit.runtime.memory.changelog_parts import mark_part
-from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.ownership_columns import selects
-from godwit.runtime.memory.work import Part, Work
+from godwit.runtime.memory.work import NewPart, Work
 from godwit.state.keys import Key
 
 
@@ -35,7 +35,7 @@ class Batches:
     # -- the next batch ----------------------------------------------------------------------------------------------
 
     def begin(self, request: BatchRef, now_ms: int) -> None:
-        """Begin the next batch. What belongs to the batch before goes when the new one is in the changelog: `settle`."""
+        """Begin the next batch. The ledger of the batch before is dropped when the new batch is in the changelog: `settle`."""
         spec, batch = self._memory.spec, self._memory.batch
         # Timers from initial state wait for the rows of the first batch, as in Spark.
         is_first = batch.times.processing_ms == 0
@@ -55,14 +55,14 @@ class Batches:
         batch.spoiled = ""
 
     def settle(self, now_ms: int) -> None:
-        """The batch before is committed: forget how to answer for it."""
+        """The batch before is committed: drop its ledger and its before-images."""
         memory = self._memory
         memory.state.settle()
         memory.ledger.clear()
         memory.counters.recent.append((memory.progress.batch, now_ms, memory.counters.rows))
 
     def undo(self) -> Callable[[], None]:
-        """Takes back a batch that could not be begun: the batch in progress is as it is now."""
+        """Returns a function that restores the batch in progress as it is now, if the next one cannot begin."""
         memory = self._memory
         batch, late = replace(memory.batch), memory.counters.late
 
@@ -84,7 +84,7 @@ class Batches:
             return
         self._checks.check_complete(request)
 
-        def prepare(work: Work) -> Merging:
+        def prepare(work: Work) -> MergeIntoMemory:
             if own.query is None:
                 self._memory.batch.progress = Progress(progress.query, progress.run, -1, progress.fenced)
             elif own.run != progress.run:
@@ -96,7 +96,7 @@ class Batches:
         self._durable.change(prepare, self.undo())
 
     def merge_watermark(self, watermark: Mapping[str, Any], same_batch: bool) -> None:
-        """What another instance knows of the lanes' event times, in this batch or at the end of the one before."""
+        """Add the event times of lanes that another instance knows, from this batch or from the end of the batch before."""
         batch = self._memory.batch
         batch.watermark.merge(watermark, same_batch)
         batch.times = batch.times_at(batch.times.processing_ms, self._memory.spec)
@@ -111,9 +111,9 @@ class Batches:
         self._begin_anew(self._memory.progress.admit(request).again())
 
     def begin_initial(self, run: str) -> None:
-        """A job brings initial state. Initial state that an earlier job brought without coming to its end is dropped.
+        """A job loads initial state. Initial state of an earlier job that did not finish is dropped.
 
-        So it does not matter how the rows are cut this time, nor which they are.
+        So the later job may bring other rows, or the same rows in other partitions.
         """
         progress = self._memory.progress
         if run in progress.fenced:
@@ -124,7 +124,7 @@ class Batches:
     def _begin_anew(self, progress: Progress) -> None:
         memory = self._memory
 
-        def prepare(work: Work) -> Merging:
+        def prepare(work: Work) -> MergeIntoMemory:
             keys = self._answered_for(list(memory.state.touched()))
             changes = memory.state.stage_revert(keys)
             prepared = memory.state.prepare()
@@ -153,14 +153,14 @@ class Batches:
         batch.merge = self._memory.spec.merge
 
     def revert_units(self, units: Units) -> None:
-        """Keys of an origin that has not begun the batch anew yet: what the origin has applied of the batch is dropped."""
+        """Revert keys from an origin that has not begun the batch anew yet: drop what the origin has applied of the batch."""
         memory = self._memory
         assert memory.ownership is not None, "keys came from another owner"
         touched = list(memory.state.touched())
         chosen = selects(units, memory.ownership)(memory.hashes_of(touched))
         keys = [touched[i] for i in np.flatnonzero(chosen).tolist()]
 
-        def prepare(work: Work) -> Merging:
+        def prepare(work: Work) -> MergeIntoMemory:
             changes = memory.state.stage_revert(keys)
             prepared = memory.state.prepare()
             work.parts += self._settled_parts(changes)
@@ -173,12 +173,12 @@ class Batches:
 
         self._durable.change(prepare)
 
-    def _settled_parts(self, changes: Sequence[pa.RecordBatch]) -> list[Part]:
+    def _settled_parts(self, changes: Sequence[pa.RecordBatch]) -> list[NewPart]:
         info = {"kind": "state", "op": self._memory.name, "batch": self._memory.progress.batch, "settled": True}
         return [(dict(info), batch.serialize()) for batch in changes]
 
     def _answered_for(self, keys: list[Key]) -> list[Key]:
-        """Without copies of keys that others own. Keys that were given away and may have to be sent again are not left out."""
+        """These keys without copies of keys that others own. Released keys stay: they may have to be sent again."""
         columns, ownership = self._memory.columns, self._memory.ownership
         if not keys or columns is None or ownership is None or columns.whole:
             return keys

@@ -16,7 +16,7 @@ from godwit.runtime.instance.batch_checks import BatchChecks, cut_otherwise
 from godwit.runtime.instance.failure_isolation import IsolatingRun
 from godwit.runtime.instance.user_code import UserCode
 from godwit.runtime.memory.changelog_parts import mark_part
-from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.work import AppliedElsewhere, Chunk, Work
 from godwit.runtime.processor.grouping import group_by_key
@@ -34,7 +34,7 @@ class ChunkApplier:
         self._code = code
 
     def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
-        """Rows of a lane, ascending by index."""
+        """Apply rows of a lane, ascending by number."""
         self._checks.check_current(request, lane)
         ledger, counters = self._memory.ledger, self._memory.counters
         unseen = self._unseen(lane, chunk)
@@ -43,7 +43,7 @@ class ChunkApplier:
             recorded = ledger.recorded(lane, chunk.rows[~unseen])
             chunk = chunk.filter(unseen)
         if len(chunk):
-            ledger.begin(lane)  # first: rows that fail are as much part of the batch
+            ledger.begin(lane)  # before user code runs: rows that fail belong to the batch too
         work = self._apply_unseen(request, lane, chunk) if len(chunk) else Work(lsn=self._durable.lsn)
         work.outputs = [*recorded, *work.outputs]
         if unseen is not None:
@@ -54,13 +54,13 @@ class ChunkApplier:
         return work
 
     def follow(self, request: BatchRef, lane: str, chunk: Chunk, times: Times) -> Work:
-        """Rows that the owner has applied and answered, applied here too, so that this copy stays the same as the owner's.
+        """Replay rows that the owner has applied and answered, so that the copy here stays equal to the owner's state.
 
-        If the batch is over here, it is committed: nobody asks for its rows again, and what they change is settled at once.
+        If the batch is over here, it is committed: no router asks for its rows again, and their changes are settled at once.
         """
         progress, ledger = self._memory.progress, self._memory.ledger
         over = request.batch < progress.batch
-        record = not over and request.run == progress.run  # rows of a reverted attempt are not asked for again either
+        record = not over and request.run == progress.run  # no router asks for rows of a reverted attempt either
         unseen = ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks) if record else None
         chunk = chunk if unseen is None else chunk.filter(unseen)
         ledger.mixed.add(lane)
@@ -72,7 +72,7 @@ class ChunkApplier:
         ledger = self._memory.ledger
         end = ledger.finished.get(lane)
         if end is not None and len(chunk) and (last := int(chunk.rows[-1])) >= end:
-            # An attempt that is stopped before its own end (a speculative copy) would not be found out then.
+            # Checked here too: an attempt that Spark stops early (a speculative copy) never reports its number of rows.
             raise self._checks.spoil(cut_otherwise(lane, f"had {end} rows before and now has a row {last}"))
         try:
             return ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks)
@@ -92,7 +92,7 @@ class ChunkApplier:
 
     def _prepare(
         self, work: Work, request: BatchRef, lane: str, chunk: Chunk, elsewhere: AppliedElsewhere | None
-    ) -> Merging:
+    ) -> MergeIntoMemory:
         memory = self._memory
         memory.ledger.make_room()  # first, because it may fail
         times = memory.batch.times if elsewhere is None else elsewhere.times
@@ -131,14 +131,14 @@ class ChunkApplier:
 
 
 def _mark_as_taken_over(work: Work) -> None:
-    """The router tells the owner that the lane has ended, perhaps not this host: the entry does not begin the lane here."""
+    """Mark replayed entries: the router may finish the lane at the owner only, so they do not begin the lane here."""
     for info, _ in work.parts:
         if info["kind"] == "ledger":
             info["from"] = "owner"
 
 
 def late_us(times: Times, spec: OperatorSpec) -> int | None:
-    """The newest event time that is late; None where none is."""
+    """The newest event time that counts as late; None if no row can be late."""
     if spec.time_mode != "eventTime" or spec.event_time is None or spec.ephemeral:
         return None
     return (times.late_ms - spec.lateness_ms) * 1000

@@ -34,11 +34,11 @@ class IsolatingRun:
     _lane: str
     _times: Times
     _outputs: list[pa.RecordBatch] = field(default_factory=list)
-    late_rows: int = 0  # of those that were processed
+    late_rows: int = 0  # processed rows that the processor found late
 
     @property
     def outputs(self) -> pa.RecordBatch:
-        """In row order, with the row column."""
+        """All outputs, in row order, with the row column."""
         return in_row_order(self._outputs or [no_tagged_outputs(self._memory.spec.output_schema)])
 
     @property
@@ -47,13 +47,13 @@ class IsolatingRun:
 
     @property
     def _lane_of_run(self) -> str:
-        """Row numbers count within a run: a later run may cut the batch otherwise and give the number to another row."""
+        """The lane and the run: in a later run the same number may belong to another row."""
         return f"{self._request.run} {self._lane}"
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, chunk: Chunk, grouped: Rows) -> None:
-        """The stage is empty but for what is staged here."""
+        """Process the rows of a chunk. The stage must be empty before."""
         first, last = int(chunk.rows[0]), int(chunk.rows[-1])
         if self._marker.is_suspect("rows", self._request.batch, self._lane_of_run, first, last):
             for at in range(len(chunk)):
@@ -68,7 +68,7 @@ class IsolatingRun:
             self._divide(chunk, grouped, error)
 
     def _divide(self, chunk: Chunk, grouped: Rows, error: GodwitError) -> None:
-        """Find the rows that fail: those of the key that is named, else in the one half or the other. Keys keep their order."""
+        """Search for the rows that fail: split off the key that the error names, or else halve the chunk."""
         if len(chunk) == 1:
             self._set_row_aside(chunk, error)
             return
@@ -93,7 +93,7 @@ class IsolatingRun:
             self._divide(chunk, grouped, error)
 
     def _one_row(self, row: Chunk) -> None:
-        """A row of those during which the process has ended before."""
+        """Process one of the rows during which the process has ended before."""
         number = int(row.rows[0])
         grouped = group_by_key(row.batch, row.rows, self._memory.key_codec)
         restore = self._memory.state.savepoint(grouped.keys)
@@ -117,7 +117,7 @@ class IsolatingRun:
         self.late_rows += self._code.late_rows - late_before
 
     def _blamed(self, grouped: Rows, error: GodwitError) -> np.typing.NDArray[np.bool_] | None:
-        """The rows of the key that the error names; None if it names none, or there is no other."""
+        """The rows of the key that the error names; None if it names no key, or the chunk has only one key."""
         named = error.fields.get("key")
         if named is None or len(grouped.keys) < 2:
             return None
@@ -178,13 +178,13 @@ class IsolatingRun:
     # -- both --------------------------------------------------------------------------------------------------------
 
     def _may_set_aside(self, error: GodwitError) -> bool:
-        """Only what the processor or its input did wrong, and only where that is wanted."""
+        """Only errors of the processor or of its input are set aside, and only if the operator has dead_letters=True."""
         return self._memory.spec.dead_letters and isinstance(error, BadInput) and not isinstance(error, DefinitionError)
 
     def _deadly(self, what: str, key: Key, **where: int) -> RowKillsHost:
         return RowKillsHost(
             f"the host's process ended twice while the processor worked on this {what}, so it is not tried again",
-            todo="Mend the processor or its input and open the flock again, or pass dead_letters=True to set it aside",
+            todo="Correct the processor or its input and open the flock again, or pass dead_letters=True to set it aside",
             operator=self._memory.spec.name,
             key=self._memory.key_codec.public(key),
             lane=self._lane,

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from godwit.errors import DefinitionError
 from godwit.runtime.instance.user_code import UserCode, no_tagged_outputs
-from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.work import Work
 from godwit.runtime.processor.grouping import group_by_key
@@ -35,7 +35,7 @@ class InitialRows:
         if not len(row_index):
             return Work(lsn=self._durable.lsn)
 
-        def prepare(work: Work) -> Merging:
+        def prepare(work: Work) -> MergeIntoMemory:
             rows = group_by_key(batch, row_index, memory.key_codec)
             memory.state.now_ms = now_ms
             self._code.initialise(rows, memory.batch.times_at(now_ms, memory.spec))

@@ -1,9 +1,15 @@
-"""An operator's share on one host: takes requests one at a time and gives each to the part that carries it out.
+"""The part of an operator on one host: takes requests one at a time and passes each to the module that carries it out.
 
-No threads, sockets, files or clock: the host holds the lock and gives the time. The parts:
-`lane_requests` a lane opens or finishes a batch; `chunk_applier` rows are applied; `timer_firing` timers fire; `batches` from
-one batch to the next, or the same batch anew; `initial_rows`; `key_changes` keys come and go; `user_code` the processor.
-All of them change one `Memory`, and all by one way: `DurableChanges.change`.
+- `lane_requests`: a lane opens or finishes a batch
+- `chunk_applier`: rows are applied
+- `timer_firing`: timers fire
+- `batches`: the next batch begins, or the batch in progress begins anew
+- `initial_rows`: initial state is loaded
+- `key_changes`: keys come from other hosts, or are dropped
+- `user_code`: the processor is called
+
+All of them change one `Memory`, and all in the same way: `DurableChanges.change`. An instance has no threads, sockets, files or
+clock: the host holds the lock and passes the time.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.chunk_applier import ChunkApplier
 from godwit.runtime.instance.initial_rows import InitialRows
 from godwit.runtime.instance.key_changes import KeyChanges
-from godwit.runtime.instance.lane_requests import Admit, LaneEnd, LaneRequests
+from godwit.runtime.instance.lane_requests import AdmitRun, LaneEnd, LaneRequests
 from godwit.runtime.instance.timer_firing import TimerFiring
 from godwit.runtime.instance.user_code import UserCode
 from godwit.runtime.memory import changelog_parts
@@ -28,7 +34,7 @@ from godwit.runtime.memory.batch_in_progress import BatchInProgress
 from godwit.runtime.memory.durable_changes import DurableChanges
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.ownership_columns import Stands
-from godwit.runtime.memory.work import Chunk, Part, Work
+from godwit.runtime.memory.work import Chunk, NewPart, Work
 from godwit.runtime.processor.rows import Adapter, Index, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keyed_state import KeyedState
@@ -53,16 +59,16 @@ class Instance:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def open(self, request: BatchRef, lane: str, now_ms: int, admit: Admit, carries: bool = True) -> Work:
-        """A lane begins a batch here; see `LaneRequests.open`."""
+    def open(self, request: BatchRef, lane: str, now_ms: int, admit: AdmitRun, carries: bool = True) -> Work:
+        """Open a lane of a batch; see `LaneRequests.open`."""
         return self._lanes.open(request, lane, now_ms, admit, carries)
 
     def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
-        """Rows of a lane, ascending by index. Rows applied before are answered from the ledger, the others are applied."""
+        """Apply rows of a lane, ascending by number. Rows that were applied before are answered from the ledger."""
         return self._chunks.apply(request, lane, chunk)
 
     def follow(self, request: BatchRef, lane: str, chunk: Chunk, times: Times) -> Work:
-        """Rows that their owner has applied, applied to the copies here."""
+        """Replay rows that their owner has applied, on the copies here."""
         return self._chunks.follow(request, lane, chunk, times)
 
     def finish(
@@ -72,11 +78,11 @@ class Instance:
         return self._lanes.finish(request, lane, LaneEnd(row_count, event_max_ms, sent))
 
     def begin_initial(self, run: str) -> None:
-        """A job brings initial state: what an earlier job brought counts no more."""
+        """A job loads initial state: initial state of an earlier job is dropped."""
         self.batches.begin_initial(run)
 
     def initialise(self, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index, now_ms: int) -> Work:
-        """Rows of the initial state, before any batch."""
+        """Apply rows of the initial state, before any batch."""
         return self._initial.apply(lane, batch, row_index, hashes, now_ms)
 
     def attach(self, spec: OperatorSpec, adapter: Adapter) -> None:
@@ -91,23 +97,23 @@ class Instance:
 
     @property
     def lsn(self) -> int:
-        """Of the last frame that the instance rests on."""
+        """The number of the newest frame with a change of the instance."""
         return self.durable.lsn
 
-    def write(self, parts: Sequence[Part]) -> int:
-        """Append parts that describe memory as it is already."""
+    def write(self, parts: Sequence[NewPart]) -> int:
+        """Append parts that describe a change which memory has already."""
         return self.durable.write(parts)
 
-    def define_part(self) -> Part:
+    def define_part(self) -> NewPart:
         return changelog_parts.define_part(self.memory)
 
-    def mark_part(self) -> Part:
+    def mark_part(self) -> NewPart:
         return changelog_parts.mark_part(self.memory)
 
-    def own_part(self) -> Part:
+    def own_part(self) -> NewPart:
         return changelog_parts.own_part(self.memory)
 
-    # -- what it is --------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     @property
     def spec(self) -> OperatorSpec:
@@ -126,7 +132,7 @@ class Instance:
         return self.memory.ownership
 
     def stands(self, hashes: Index) -> Stands:
-        """How this instance stands to the key of every row; see `model.ownership`."""
+        """The stand of this instance to the key of every row; see `model.ownership`."""
         return self.memory.stands(hashes)
 
     def status(self) -> dict[str, Any]:

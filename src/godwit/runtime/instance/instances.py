@@ -1,4 +1,4 @@
-"""The instances of one host by name: recovered from the changelog, given their code, made for one evaluation, dropped.
+"""The instances of one host, by name: recovered from the changelog, defined, made for one evaluation, dropped.
 
 Decides which instance a request means and how an instance begins and ends. Does not know what requests do.
 """
@@ -21,7 +21,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import Part, Unwritten
+from godwit.runtime.memory.work import NewPart, Unwritten
 from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.runtime.processor.spec import Operator, OperatorSpec
@@ -34,7 +34,7 @@ from godwit.transport import wire
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """What a host gives all of its instances. `memory_max_bytes`: for the state of each of them; None for no limit."""
+    """What all instances of a host share. `memory_max_bytes`: for the state of each instance; None for no limit."""
 
     log: Changelog
     watch: Watch
@@ -62,7 +62,7 @@ class Instances:
     # -- recovery and definitions ------------------------------------------------------------------------------------
 
     def recover(self, info: dict[str, Any], body: memoryview) -> None:
-        """A part of the changelog, in the order in which the parts were written."""
+        """Take a part of the changelog; called in the order in which the parts were written."""
         name = info["op"]
         match info["kind"]:
             case "define" if name not in self._named:
@@ -75,7 +75,7 @@ class Instances:
                 self._named[name].instance.recovery.take(self._host, info, body)
 
     def own(self, shared: SharedInstance, first: Routing | None = None) -> None:
-        """Give an ownership to an instance that has none in the changelog: that of the operator's first routing table."""
+        """Give the ownership of the first routing table to an instance that has no ownership in the changelog."""
         instance = shared.instance
         if self._routing is not None and not instance.spec.ephemeral and instance.ownership is None:
             instance.memory.ownership = Ownership.initial(self._host, first or self._routing)
@@ -167,7 +167,7 @@ class Instances:
                 shared.instance.attach(operator.spec, self._adapter(operator))
         return shared
 
-    def _initial_parts(self, operator: Operator, instance: Instance) -> list[Part]:
+    def _initial_parts(self, operator: Operator, instance: Instance) -> list[NewPart]:
         if self._host not in operator.initial:
             return []
         table = pa.ipc.open_stream(operator.initial[self._host]).read_all().combine_chunks()

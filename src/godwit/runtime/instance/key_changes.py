@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.ownership_columns import MINE
-from godwit.runtime.memory.work import Part, Work
+from godwit.runtime.memory.work import NewPart, Work
 from godwit.state.changes import COLUMN_VAR
 from godwit.state.keys import Key
 
@@ -27,7 +27,7 @@ class KeyChanges:
         """Changes from another host. `settled`: the state that the keys have then is committed."""
         memory = self._memory
 
-        def prepare(work: Work) -> Merging:
+        def prepare(work: Work) -> MergeIntoMemory:
             keys = memory.key_codec.from_arrow(rows.columns[:COLUMN_VAR]) if settled else []
             memory.state.stage(rows)
             prepared = memory.state.prepare()
@@ -41,11 +41,11 @@ class KeyChanges:
 
         self._durable.change(prepare)
 
-    def drop(self, keys: Sequence[Key], settled: bool, *parts: Part) -> None:
+    def drop(self, keys: Sequence[Key], settled: bool, *parts: NewPart) -> None:
         """Nothing is left of these keys; the parts are written in the same frame."""
         memory = self._memory
 
-        def prepare(work: Work) -> Merging:
+        def prepare(work: Work) -> MergeIntoMemory:
             memory.state.stage_drop(keys)
             prepared = memory.state.prepare()
             work.parts += parts
@@ -73,7 +73,7 @@ class KeyChanges:
             keys = [key for key, own in zip(keys, mine.tolist(), strict=True) if own]
         before = memory.state.letter_count
 
-        def prepare(work: Work) -> Merging:
+        def prepare(work: Work) -> MergeIntoMemory:
             memory.state.letter_clear(keys)
             merge_state = self._durable.prepare_state(work)
 

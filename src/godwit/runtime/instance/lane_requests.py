@@ -15,17 +15,17 @@ from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.chunk_applier import late_us
 from godwit.runtime.instance.timer_firing import TimerFiring
 from godwit.runtime.memory.changelog_parts import end_lane, mark_part
-from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.work import Work
 
 # Asks whether a run not seen before is the newest: request, last batch, whether the state is fresh.
-Admit = Callable[[BatchRef, int, bool], None]
+AdmitRun = Callable[[BatchRef, int, bool], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LaneEnd:
-    """What a router says at the end of a lane: rows in all, rows sent to this host, and the greatest event time."""
+    """What a router reports at the end of a lane: all rows, rows sent to this host, and the greatest event time."""
 
     row_count: int | None
     event_max_ms: int | None
@@ -44,7 +44,7 @@ class LaneRequests:
 
     # -- open --------------------------------------------------------------------------------------------------------
 
-    def open(self, request: BatchRef, lane: str, now_ms: int, admit: Admit, carries: bool = True) -> Work:
+    def open(self, request: BatchRef, lane: str, now_ms: int, admit: AdmitRun, carries: bool = True) -> Work:
         """`carries`: the lane has rows, so outputs of timers leave through it, and only through it, whenever it opens again.
 
         Lanes without rows cannot be told from each other, so they carry nothing. If no other lane opens, timers wait for the
@@ -59,10 +59,10 @@ class LaneRequests:
         work.begun["firings"] = self._memory.ledger.firings(lane) if carries else []
         return work
 
-    def _prepare_open(self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool) -> Merging:
+    def _prepare_open(self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool) -> MergeIntoMemory:
         memory = self._memory
         batch, verdict = memory.batch, memory.progress.judge(request)
-        if unknown := verdict is Verdict.UNKNOWN_RUN:  # checked before, and nothing of the batch is applied here
+        if unknown := verdict is Verdict.UNKNOWN_RUN:  # admitted above; nothing of the batch is applied here
             batch.progress = batch.progress.admit(request)
             batch.merge = memory.spec.merge
             verdict = batch.progress.judge(request)
@@ -88,10 +88,10 @@ class LaneRequests:
 
         return merge
 
-    def _check_run(self, request: BatchRef, admit: Admit) -> None:
-        """A run that is new here. If it replays the batch in progress, rows applied of that are reverted, as Spark does.
+    def _check_run(self, request: BatchRef, admit: AdmitRun) -> None:
+        """AdmitRun a run that is new here. If it replays the batch in progress, rows of that batch are reverted, as in Spark.
 
-        So it does not matter how the batch is cut this time, nor what is in it.
+        So the replayed batch may have other rows, or the same rows in other partitions.
         """
         memory, progress = self._memory, self._memory.progress
         why = memory.incomplete if request.batch > progress.batch and not memory.spec.ephemeral else ""
@@ -115,18 +115,18 @@ class LaneRequests:
         info = {"kind": "ledger", "op": self._memory.name, "batch": request.batch, "lane": lane}
         info |= {"finished": end.row_count, "event_max_ms": end.event_max_ms}
 
-        def prepare(work: Work) -> Merging:
+        def prepare(work: Work) -> MergeIntoMemory:
             work.parts.append((info, b""))
             return lambda: end_lane(self._memory, info)
 
         return self._durable.change(prepare)
 
     def _check_replayed(self, lane: str, end: LaneEnd) -> None:
-        """An earlier attempt must have had as many rows, and those applied here must have come again."""
+        """Check that an earlier attempt of the lane had as many rows, and that all rows applied here were sent again."""
         ledger = self._memory.ledger
         before = ledger.finished.get(lane)
         if before is None and (applied := ledger.last_row(lane) + 1) > (end.row_count or 0):
-            before = applied  # by an attempt that did not come to its end
+            before = applied  # by an attempt that did not finish the lane
         if before is not None and before != end.row_count and end.row_count is not None:
             raise self._checks.spoil(cut_otherwise(lane, f"had {before} rows before and has {end.row_count} now"))
         if end.row_count is not None and end.sent is not None:
@@ -136,13 +136,13 @@ class LaneRequests:
         """A row that came with another key may have gone to another host, which did not know it and has applied it."""
         ownership = self._memory.ownership
         if ownership is not None and ownership.outgoing:
-            return  # rows of keys that were given away are still here
+            return  # the ledger still has rows of keys that another host owns now
         applied = self._memory.ledger.applied_here(lane)
         if applied is not None and applied > sent:
             raise self._checks.spoil(
                 NotReplayable(
-                    f"{applied} rows of this partition were applied here, and {sent} came again: others of them have come "
-                    "with other keys, so rows cannot be told apart",
+                    f"{applied} rows of this partition were applied here, and only {sent} were sent again: "
+                    "the others came again with other keys, so replayed rows cannot be recognised",
                     todo="Name lane and sequence columns for this source, or make the input before the operator "
                     "deterministic",
                     lane=lane,

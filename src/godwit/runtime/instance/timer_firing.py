@@ -1,4 +1,4 @@
-"""Timers of an instance: which of them are due in a batch, which fire here, and what firing them leaves.
+"""Timers of an instance: which of them are due in a batch, which of these fire here, and the firing itself.
 
 Timers fire between two batches, as in Spark: after all rows of the batch before. Each timer fires once, at one owner, though
 its key may move meanwhile.
@@ -18,7 +18,7 @@ from godwit.model.units import Units
 from godwit.runtime.instance.failure_isolation import IsolatingRun
 from godwit.runtime.instance.user_code import DueTimers, UserCode
 from godwit.runtime.memory.batch_in_progress import fired_of
-from godwit.runtime.memory.durable_changes import DurableChanges, Merging
+from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.ownership_columns import MINE, selects
 from godwit.runtime.memory.work import Work
@@ -32,8 +32,8 @@ class TimerFiring:
         self._durable = durable
         self._code = code
 
-    def prepare(self, work: Work, lane: str) -> Merging:
-        """Timers that are due after the rows of the batch before; their outputs leave through this lane."""
+    def prepare(self, work: Work, lane: str) -> MergeIntoMemory:
+        """Fire the timers that are due after the rows of the batch before; their outputs leave through this lane."""
         memory, batch = self._memory, self._memory.batch
         memory.state.now_ms = batch.times.processing_ms
         if not memory.staged:  # a copy must stay as its owner has it; expired entries are hidden anyway
@@ -58,15 +58,15 @@ class TimerFiring:
         return merge
 
     def _next_firing(self) -> str:
-        """A name that no other firing of the batch has, at any host."""
+        """A name for the next firing, unique in the batch over all hosts."""
         ownership, batch = self._memory.ownership, self._memory.batch
         batch.firings += 1
         return f"{'' if ownership is None else ownership.host}/{batch.progress.batch}/{batch.firings}"
 
     def _own(self, timers: DueTimers) -> DueTimers:
-        """Without timers of keys that others own, and of keys whose previous owner has fired them in this batch.
+        """The timers that fire here: not those of keys that others own, nor those that a previous owner fired in this batch.
 
-        If this instance has fired its own timers, only those are left that a lost owner had not fired.
+        If this instance has fired its own timers, only timers that a lost owner had not fired are left.
         """
         memory, batch, columns = self._memory, self._memory.batch, self._memory.columns
         if not timers or columns is None:
@@ -83,7 +83,7 @@ class TimerFiring:
         return [timer for timer, own in zip(timers, mine.tolist(), strict=True) if own]
 
     def _between_owners(self, units: Units) -> Units:
-        """The units among these whose timers cannot fire here yet: a hand-over of them is not decided."""
+        """The units whose timers cannot fire here yet, because their hand-over is not decided."""
         ownership = self._memory.ownership
         if ownership is None:
             return units
@@ -94,9 +94,9 @@ class TimerFiring:
         return times.watermark_ms if self._memory.spec.time_mode == "eventTime" else times.processing_ms
 
     def inherit(self, units: Units, mark: Mapping[str, Any], same_batch: bool, lost: bool) -> None:
-        """Units come with their state. `mark`: of their previous owner; it says which of their timers have fired.
+        """Take over the timers of units that arrive. `mark`: of their previous owner; it says which of their timers have fired.
 
-        Where this instance has fired its own timers, timers that a lost owner had not fired wait for the next lane that opens.
+        If this instance has fired its own timers, timers that a lost owner had not fired wait for the next lane that opens.
         """
         batch = self._memory.batch
         fired = fired_of(units, mark) if same_batch else Units()
@@ -111,7 +111,7 @@ class TimerFiring:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def due(self, now_ms: int) -> bool:
-        """Whether a further batch would fire a timer or, as Spark does when nothing else comes, move the watermark."""
+        """Whether a batch without rows would fire a timer, or would move the watermark, as Spark does."""
         time_mode, watermark = self._memory.spec.time_mode, self._memory.batch.watermark
         if time_mode == "eventTime" and watermark.upcoming() > watermark.eviction:
             return True
@@ -127,7 +127,7 @@ class TimerFiring:
         return ownership is not None and any(step in ownership.incoming for step in self._memory.batch.pending_outputs)
 
     def check_none_due(self) -> None:
-        """A batch DataFrame has no batch after it in which a timer could fire. A timer for a later time never fires."""
+        """On a batch DataFrame timers never fire, because no batch follows; a timer that is due already is an error."""
         spec = self._memory.spec
         upcoming_ms = self._memory.state.next_timer_ms() if spec.ephemeral else None
         due_ms = self._due_ms(self._memory.batch.times)

@@ -2,7 +2,7 @@
 
 The flock sends its incarnation to every client that connects. The incarnation is also in `owner.json`, so no secret is needed,
 and another program that has since got the port is not mistaken for the flock. What follows from the answer is decided in
-`spark.checkpoint.opening`, not here.
+`spark.checkpoint.checkpoint_in_use`, not here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ANSWER_S: Final = 3.0  # for a machine that cannot be reached; a machine with no
 ANSWER_BYTES_MAX: Final = 64
 LOOPBACK: Final = ("127.", "localhost", "[::1]", "::1")
 
-Answer = Literal["lives", "silent", "gone", "unreachable", "elsewhere"]
+PresenceAnswer = Literal["lives", "silent", "gone", "unreachable", "elsewhere"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Presence:
         self._socket.close()
 
 
-def ask_owner(owner: Owner) -> Answer:
+def ask_owner(owner: Owner) -> PresenceAnswer:
     name, _, port = owner.presence.rpartition(":")
     here = socket.gethostname() == owner.machine
     if not here and name.startswith(LOOPBACK):
@@ -92,7 +92,7 @@ def ask_owner(owner: Owner) -> Answer:
     return "gone" if answer == "silent" and here and not _runs(owner.pid) else answer
 
 
-def _answer(name: str, port: int, incarnation: bytes) -> Answer:
+def _answer(name: str, port: int, incarnation: bytes) -> PresenceAnswer:
     try:
         connection = socket.create_connection((name, port), ANSWER_S)
     except ConnectionRefusedError:

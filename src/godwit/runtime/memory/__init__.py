@@ -1,1 +1,1 @@
-"""What an instance is between two requests, how the changelog keeps it, and what it has been doing lately."""
+"""The data of an instance: in memory, in the changelog (where a change becomes durable), and its recent load."""

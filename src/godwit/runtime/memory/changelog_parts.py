@@ -14,31 +14,33 @@ from godwit.errors import InvariantBroken
 from godwit.model.ownership import Ownership
 from godwit.model.units import Units
 from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.work import Part
+from godwit.runtime.memory.work import NewPart
 from godwit.runtime.processor.spec import schema_text
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.ledger import Entry
 
+PENDING_STEP = "held"  # in a ledger part: outputs of timers that count when this step is served
 
-def define_part(memory: Memory) -> Part:
+
+def define_part(memory: Memory) -> NewPart:
     schema = changes_schema(memory.key_codec)
     info = {"kind": "define", "op": memory.name, "schema": schema_text(schema), "spec": memory.spec.to_dict()}
     return info, b""
 
 
-def mark_part(memory: Memory) -> Part:
-    """How far the instance has come: the batch in progress."""
+def mark_part(memory: Memory) -> NewPart:
+    """The mark: describes the batch in progress of the instance."""
     return {"kind": "mark", "op": memory.name, **memory.batch.to_mark(), "late": memory.counters.late}, b""
 
 
-def own_part(memory: Memory) -> Part:
+def own_part(memory: Memory) -> NewPart:
     assert memory.ownership is not None, "only an instance with an ownership writes it down"
     info = {"kind": "own", "op": memory.name, "own": memory.ownership.to_dict(), "staged": memory.staged.to_dict()}
     return info, b""
 
 
 class Recovery:
-    """Brings an instance back, part by part, in the order in which the parts were written."""
+    """Rebuilds an instance from the parts of a changelog, in the order in which the parts were written."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -77,7 +79,7 @@ class Recovery:
         state = self._memory.state
         self._reach(info["batch"])
         state.replay(rows)
-        if info.get("settled"):  # of a key that came from another host, as it was committed there
+        if info.get("settled"):  # committed state of a key that came from another host
             state.settle_keys(self._memory.key_codec.from_arrow(rows.columns[:COLUMN_VAR]))
         if "slice" in info:  # of a snapshot: settled long ago, so there is nothing to undo
             state.settle()
@@ -86,14 +88,14 @@ class Recovery:
         memory = self._memory
         self._reach(info["batch"])
         if info["batch"] < memory.progress.batch:
-            return  # settled since; it goes when its snapshot is next rewritten
+            return  # of a settled batch; the next merge of its snapshot drops it
         if "finished" in info:
             end_lane(memory, info)
             return
-        memory.ledger.make_room()  # perhaps the host ended because this ledger found no room
+        memory.ledger.make_room()  # the host may have ended because there was no room for this ledger
         entry = Entry.from_part(info, memoryview(bytes(body)), memory.spec.output_schema)
-        if "held" in info:
-            memory.batch.pending_outputs.setdefault(info["held"], []).append((info["lane"], entry))
+        if PENDING_STEP in info:
+            memory.batch.pending_outputs.setdefault(info[PENDING_STEP], []).append((info["lane"], entry))
         elif info.get("from"):
             memory.ledger.take_over(info["lane"], entry)
         else:
@@ -106,12 +108,12 @@ class Recovery:
         self._memory.staged = Units.from_dict(info["staged"])
 
     def committed(self, info: Mapping[str, Any], rows: pa.RecordBatch) -> None:
-        """What keys that came from another host held before the batch in progress."""
+        """State from before the batch in progress, of keys that came from another host."""
         if info["batch"] == self._memory.progress.batch:
             self._memory.state.amend(rows)
 
     def _reach(self, batch: int) -> None:
-        """Any part of a later batch shows that the one before is committed; snapshots keep only the last mark of a batch."""
+        """Begin the batch of a part: any part of a later batch shows that the batch before is committed."""
         memory = self._memory
         if batch > memory.progress.batch:
             memory.state.settle()

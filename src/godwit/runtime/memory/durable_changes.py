@@ -1,8 +1,8 @@
 """Where a change of an instance becomes durable: a chunk, timers, a batch that begins, state from another host.
 
-Every change takes the same way (`DurableChanges.change`): prepare it on the stage of the state, append it to the changelog
-as one frame, merge it into memory. The caller sends its answer when the frame of `Work.lsn` is written
-(`Changelog.flush`). Knows nothing of what a change is about.
+Every change goes through `DurableChanges.change`: it is prepared on the stage of the state, appended to the changelog as one
+frame, and merged into memory. The caller sends its answer when the frame of `Work.lsn` is written (`Changelog.flush`). Does not
+know what a change means.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Callable, Sequence
 
 from godwit.errors import CheckpointUnusable, GodwitError, StaleGeneration, StateUncertain
 from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.work import Journal, Part, Unwritten, Work
+from godwit.runtime.memory.work import Journal, NewPart, Unwritten, Work
 from godwit.state.ledger import Entry
 
-Merging = Callable[[], None]  # makes a prepared change count in memory; called when the frame is in line
-Prepare = Callable[[Work], Merging]
+MergeIntoMemory = Callable[[], None]  # makes a prepared change count in memory; called when the frame is in line
+Prepare = Callable[[Work], MergeIntoMemory]
 
 
 class DurableChanges:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.journal: Journal = Unwritten()
-        self.lsn = -1  # of the last frame that the instance rests on
+        self.lsn = -1  # of the newest frame with a change of this instance
 
     def change(self, prepare: Prepare, undo: Callable[[], None] | None = None) -> Work:
-        """Change all or nothing.
+        """Make the whole change, or nothing of it.
 
-        `prepare` puts the parts of the frame into the work and returns what merges them. `undo` takes back what `prepare`
-        has changed besides the stage. A failure before the frame is in line leaves everything as it was. A failure after
-        that leaves memory and changelog apart: nothing more is written, and the next generation of the host begins with
-        what the changelog has.
+        `prepare` puts the parts of the frame into the work and returns a function that merges the change. `undo` takes back
+        what `prepare` has changed besides the stage. A failure before the frame is in line leaves everything as it was. After
+        that, a failure makes memory and changelog differ: nothing more is written, and the next generation of the host starts
+        from the changelog.
         """
         work, in_line = Work(), False
         try:
@@ -58,8 +58,8 @@ class DurableChanges:
             return False
         return True
 
-    def write(self, parts: Sequence[Part]) -> int:
-        """Append parts that describe memory as it is already. If that fails, only the changelog is right."""
+    def write(self, parts: Sequence[NewPart]) -> int:
+        """Append parts that describe a change which memory has already. If this fails, only the changelog is valid."""
         try:
             self.lsn = self.journal.append(self.journal.draft(parts))
         except BaseException as error:
@@ -67,7 +67,7 @@ class DurableChanges:
         return self.lsn
 
     def uncertain(self, error: BaseException) -> GodwitError:
-        """Nothing that this generation does counts any more. A changelog that cannot be written has its own error."""
+        """The error after which this generation writes nothing more. If the changelog itself failed, its error is used."""
         failure: GodwitError = StateUncertain(
             f"memory and changelog may differ since {type(error).__name__}: {error}",
             todo="The host starts again from its changelog by itself, and nothing is lost or applied twice",
@@ -81,8 +81,8 @@ class DurableChanges:
 
     # -- what is prepared --------------------------------------------------------------------------------------------
 
-    def prepare_state(self, work: Work, settled: bool = False) -> Merging:
-        """What the stage changes, as one part of the frame."""
+    def prepare_state(self, work: Work, settled: bool = False) -> MergeIntoMemory:
+        """Put the changes of the stage into the frame, as one part."""
         memory = self._memory
         prepared = memory.state.prepare()
         work.changes = prepared.changes
@@ -92,8 +92,10 @@ class DurableChanges:
             work.parts.append((info, prepared.changes.to_batch(memory.key_codec).serialize()))
         return lambda: memory.state.merge(prepared)
 
-    def prepare_entry(self, work: Work, lane: str, entry: Entry, record: bool = True, settled: bool = False) -> Merging:
-        """What the stage changes, and its entry in the ledger. `record`: a router may ask for the rows again."""
+    def prepare_entry(
+        self, work: Work, lane: str, entry: Entry, record: bool = True, settled: bool = False
+    ) -> MergeIntoMemory:
+        """Put the changes of the stage and its ledger entry into the frame. `record`: a router may ask for the rows again."""
         memory, outputs = self._memory, entry.outputs
         merge_state = self.prepare_state(work, settled)
         if record:

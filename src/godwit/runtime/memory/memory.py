@@ -1,6 +1,7 @@
-"""What an instance is between two requests: definition, state, ledger, batch in progress, ownership.
+"""The data of an instance: definition, state, ledger, batch in progress, ownership.
 
-Data and questions about it. What requests do to it, and how it reaches the changelog, is not decided here.
+Only data and queries. Other modules decide how a request changes the data (`runtime/instance`) and how changes become durable
+(`durable_changes`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Memory:
         state.memory_limit.beside_bytes = lambda: self.ledger.memory_bytes
         self.batch = BatchInProgress.first(spec)
         self.counters = Counters()
-        self.ownership: Ownership | None = None  # None: all keys are this instance's, as for a batch DataFrame
+        self.ownership: Ownership | None = None  # None: this instance owns all keys, as for a batch DataFrame
         self._columns: OwnershipColumns | None = None
         self.staged = Units()  # units of which this instance may have copies that it does not own
         self.followers: list[Follower] = []
@@ -44,7 +45,7 @@ class Memory:
         return self.batch.progress
 
     def redefine(self, spec: OperatorSpec) -> None:
-        """A later definition of the same state. Definitions may gain variables over the one the state was made with."""
+        """Take a later definition of the same state, which may have more variables than the earlier one."""
         spec.check_fits(self.spec)
         self.state.extend(spec.variables[len(self.spec.variables) :])
         self.spec = spec
@@ -55,7 +56,7 @@ class Memory:
 
     @property
     def columns(self) -> OwnershipColumns | None:
-        """The ownership as it is now, for whole chunks."""
+        """The present ownership, in a form that is fast for whole chunks."""
         if self.ownership is None:
             return None
         if self._columns is None or not self._columns.shows(self.ownership):
@@ -63,14 +64,14 @@ class Memory:
         return self._columns
 
     def stands(self, hashes: Index) -> Stands:
-        """How this instance stands to the key of every row; see `model.ownership`."""
+        """The stand of this instance to the key of every row; see `model.ownership`."""
         columns = self.columns
         assert columns is not None, "only an instance with an ownership is asked"
         return columns.stands(hashes)
 
     @property
     def between_owners(self) -> bool:
-        """Whether some unit is. A new batch that may fire timers waits then, so that both ends of a hand-over fire alike."""
+        """Whether some unit is between two owners: then a batch that may fire timers waits, so that both hosts fire alike."""
         columns = self.columns
         return columns is not None and columns.between
 
@@ -81,13 +82,13 @@ class Memory:
 
     @property
     def applied(self) -> bool:
-        """Whether anything of the batch in progress has left a trace."""
+        """Whether the batch in progress has changed anything here."""
         ledger = self.ledger
         return bool(ledger.lanes or ledger.begun or ledger.finished or self.batch.spoiled or self.state.touched())
 
     @property
     def incomplete(self) -> str:
-        """Why the state is not that of the whole batch in progress; empty if nothing shows that."""
+        """Why the batch in progress is incomplete here; empty if nothing shows that it is."""
         if self.batch.spoiled:
             return f"rows of it were refused: {self.batch.spoiled}"
         lanes = self.ledger.unfinished

@@ -1,4 +1,4 @@
-"""What goes into an instance and what comes out of it: chunks, work, and what is counted on the way."""
+"""The inputs and results of an instance: chunks of rows, work, and counters."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from godwit.state.changes import Changes
 from godwit.state.keys import Key
 from godwit.state.ledger import Checks
 
-Part = tuple[dict[str, Any], Any]  # of a frame of the changelog: a description and a body of bytes
+NewPart = tuple[dict[str, Any], Any]  # of a frame of the changelog: a description and a body of bytes
 SAMPLE_MAX = 2048
 
 
 class Journal(Protocol):
-    """Where an instance writes down what it changes: the host's changelog."""
+    """The log to which an instance appends its changes: the host's changelog."""
 
-    def draft(self, parts: Iterable[Part]) -> Any:
+    def draft(self, parts: Iterable[NewPart]) -> Any:
         """The parts as one frame; nothing is written yet."""
         ...
 
     def append(self, draft: Any) -> int:
-        """Put the frame in line and say its number."""
+        """Put the frame in line and return its number."""
         ...
 
     def fail(self, error: GodwitError) -> None:
-        """Take nothing more: memory may not be what has been written."""
+        """Accept no more frames, because memory and log may differ."""
         ...
 
 
 class Unwritten:
     """The journal of an instance that is never recovered."""
 
-    def draft(self, parts: Iterable[Part]) -> None:
+    def draft(self, parts: Iterable[NewPart]) -> None:
         return None
 
     def append(self, draft: Any) -> int:
@@ -51,7 +51,7 @@ class Unwritten:
 
 
 class Follower(Protocol):
-    """Hears of every change of an instance, after the change and before the next one: a hand-over that copies keys."""
+    """Called after every change of an instance, before the next change: by a hand-over that copies keys."""
 
     def applied(
         self, request: BatchRef, lane: str, chunk: Chunk, times: Times, keys: Sequence[Key], work: Work
@@ -133,7 +133,7 @@ class Work:
     """Outputs to send back (with the row column) and parts to make durable first."""
 
     outputs: list[pa.RecordBatch] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[NewPart] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
     begun: dict[str, Any] = field(default_factory=dict)  # how the batch was begun: the answer to a lane that opens it
     lsn: int = -1  # the frame of the changelog up to which all of this is written

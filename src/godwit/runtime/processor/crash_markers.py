@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-Kind = Literal["rows", "timers"]
+WorkKind = Literal["rows", "timers"]
 
 PREFIX: Final = "breadcrumbs-"
 SUSPECTS: Final = "suspects.json"
@@ -28,7 +28,7 @@ SLOT_BYTES: Final = 512
 _TEXT_BYTES_MAX: Final = 220  # of a name and of a lane: longer ones are cut, and compared so
 _HEAD: Final = struct.Struct("<BBqqqHH")  # state, kind, batch, first, last, name bytes, lane bytes
 _IDLE, _SOME, _ONE = 0, 1, 2
-_KINDS: Final[tuple[Kind, ...]] = ("rows", "timers")
+_KINDS: Final[tuple[WorkKind, ...]] = ("rows", "timers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Suspect:
     """
 
     name: str
-    kind: Kind
+    kind: WorkKind
     batch: int
     lane: str
     first: int
@@ -53,21 +53,21 @@ class Suspect:
 class CrashMarker(Protocol):
     """Of one instance: what it writes while it runs user code, and what earlier generations have left."""
 
-    def begin(self, kind: Kind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None: ...
+    def begin(self, kind: WorkKind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None: ...
 
     def end(self) -> None: ...
 
     def close(self) -> None: ...
 
-    def is_suspect(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool: ...
+    def is_suspect(self, kind: WorkKind, batch: int, lane: str, first: int, last: int) -> bool: ...
 
-    def is_deadly(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool: ...
+    def is_deadly(self, kind: WorkKind, batch: int, lane: str, first: int, last: int) -> bool: ...
 
 
 class NoCrashMarker:
     """For an instance that has no next generation."""
 
-    def begin(self, kind: Kind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None:
+    def begin(self, kind: WorkKind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None:
         return
 
     def end(self) -> None:
@@ -76,10 +76,10 @@ class NoCrashMarker:
     def close(self) -> None:
         return
 
-    def is_suspect(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
+    def is_suspect(self, kind: WorkKind, batch: int, lane: str, first: int, last: int) -> bool:
         return False
 
-    def is_deadly(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
+    def is_deadly(self, kind: WorkKind, batch: int, lane: str, first: int, last: int) -> bool:
         return False
 
 
@@ -142,7 +142,7 @@ class _MappedMarker:
         self._slot = slot
         self._name = _cut(name)
 
-    def begin(self, kind: Kind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None:
+    def begin(self, kind: WorkKind, batch: int, lane: str, first: int, last: int, one: bool = False) -> None:
         if self._slot is not None:
             text = _cut(lane)
             state = _ONE if one else _SOME
@@ -159,15 +159,15 @@ class _MappedMarker:
             self._crash_markers.give_back(self._slot)
             self._slot = None
 
-    def is_suspect(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
+    def is_suspect(self, kind: WorkKind, batch: int, lane: str, first: int, last: int) -> bool:
         if not self._crash_markers.suspects:
             return False
         return any(kind == "timers" or (s.first <= last and first <= s.last) for s in self._of(kind, batch, lane))
 
-    def is_deadly(self, kind: Kind, batch: int, lane: str, first: int, last: int) -> bool:
+    def is_deadly(self, kind: WorkKind, batch: int, lane: str, first: int, last: int) -> bool:
         return any(s.sure and (s.first, s.last) == (first, last) for s in self._of(kind, batch, lane))
 
-    def _of(self, kind: Kind, batch: int, lane: str) -> Iterator[Suspect]:
+    def _of(self, kind: WorkKind, batch: int, lane: str) -> Iterator[Suspect]:
         name, lane = self._name.decode(errors="replace"), _cut(lane).decode(errors="replace")
         for s in self._crash_markers.suspects:
             if (s.name, s.kind, s.batch) == (name, kind, batch) and (kind == "timers" or s.lane == lane):

@@ -37,7 +37,7 @@ class KeysWanted(Protocol):
     def groups(self, spec: OperatorSpec, count: int) -> frozenset[int] | None: ...
 
 
-Select = Callable[[pa.RecordBatch], pa.RecordBatch]
+SelectRows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def every(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -48,7 +48,7 @@ def every(batch: pa.RecordBatch) -> pa.RecordBatch:
 class LogReader(StateReader):
     """A state reader without a flock. `selected`: the rows of a batch of changes whose keys are read."""
 
-    selected: Select = every
+    selected: SelectRows = every
 
     def only(self, keys: KeysWanted) -> LogReader:
         """A reader of these keys only: the log of a host that owns none of their groups is not read."""

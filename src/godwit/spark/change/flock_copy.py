@@ -52,7 +52,7 @@ class FlockCopier:
         _check_new(path)
         queries = {binding.query: _local(binding.checkpoint) for binding in self._bindings().values()}
         try:
-            with self._batches_held():
+            with self._batches_paused():
                 self._check_still()
                 for query, checkpoint in queries.items():
                     _copy_spark(checkpoint, path / SPARK / query)
@@ -78,8 +78,8 @@ class FlockCopier:
             )
 
     @contextmanager
-    def _batches_held(self) -> Iterator[None]:
-        """No host begins a batch inside this context. A host that restarts meanwhile forgets it."""
+    def _batches_paused(self) -> Iterator[None]:
+        """No host begins a batch inside this context. A host that restarts meanwhile does not know of the pause."""
         asked: list[str] = []
         try:
             for host in self._directory.roster():

@@ -23,7 +23,7 @@ from godwit.spark.change.request_queue import RequestQueue
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.state.segments import Durability
 
-Recovery = Literal["storage", "parallel"]
+RecoveryMode = Literal["storage", "parallel"]
 REPLACE_AFTER_S: Final = 10.0
 AGAIN_S: Final = 1.0
 
@@ -35,7 +35,7 @@ class LostHostHandler:
         self,
         parts: FlockParts,
         requests: RequestQueue,
-        recovery: Recovery,
+        recovery: RecoveryMode,
         durability: Durability,
         active_scopes: Callable[[], list[str]],
     ) -> None:

@@ -1,7 +1,8 @@
 """Hosts that join and leave: a host joins before it gets keys, and leaves when it has none.
 
-A host that joins is started, takes over batch and watermark from an older host, and then gets into the tables and the roster
-that hosts and routers read. A host that leaves owns nothing and has no unconfirmed hand-over when it is stopped.
+A host that joins is put on the roster and started, and takes over batch and watermark from an older host. Then it is put in the
+tables that routers read, and all hosts get the new roster. A host that leaves owns nothing when it is stopped, and all of its
+hand-overs are confirmed.
 """
 
 from __future__ import annotations

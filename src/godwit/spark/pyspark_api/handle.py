@@ -22,7 +22,7 @@ from godwit.spark.pyspark_api.user_inputs import row_maker
 from godwit.state.codec import compile_codec
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key
-from godwit.state.variables import Kind, Variable
+from godwit.state.variables import Variable, VariableKind
 
 Schema: TypeAlias = sql.StructType | str
 
@@ -241,7 +241,7 @@ class Handle(StatefulProcessorHandle):
         return KeyMapState(self._scope, *variable)
 
     def _variable(
-        self, name: str, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
+        self, name: str, kind: VariableKind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
     ) -> tuple[int, Variable]:
         self._only_in_init(f"{kind} state {name!r}")
         if name in self._taken or name in self._removed:
@@ -263,7 +263,7 @@ class Handle(StatefulProcessorHandle):
         return position, variable
 
     def _declare(
-        self, name: Any, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
+        self, name: Any, kind: VariableKind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
     ) -> Variable:
         if not isinstance(name, str) or not name.strip() or name != name.strip() or name[0] == "$":
             todo = "Give a name that is not empty, has no space at its ends and does not begin with $"
