@@ -226,7 +226,7 @@ class FrameReader:
         return self._block[begin : begin + count]
 
     def _load(self, offset: int, count: int) -> int:
-        """Have those bytes in the block, and say where."""
+        """Load these bytes into the block, and return where they are."""
         begin = offset - self._block_offset
         if begin < 0 or begin + count > len(self._block):
             self._block = memoryview(self._read(offset, max(count, self._block_bytes), count))

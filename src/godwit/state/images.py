@@ -18,14 +18,14 @@ from godwit.state.spill import Spill
 P = TypeVar("P")
 
 IMAGE_BYTES: Final = 200  # a key's tuple, its values, a dictionary slot and the object headers, roughly
-_NOTHING: Final = b"\x00"  # on disk: the key held nothing
+_NOTHING: Final = b"\x00"  # on disk: the key had no entry
 _SOMETHING: Final = b"\x01"
 _WRITE_ROWS: Final = 10_000  # per transaction
 
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[P]):
-    """What an image takes in memory beside its key, and how it looks on disk."""
+    """The memory that an image takes beside its key, and its form on disk."""
 
     size: Callable[[P], int]
     pack: Callable[[P], bytes]
@@ -33,7 +33,7 @@ class Form(Generic[P]):
 
 
 class Images(Generic[P]):
-    """Images by key, None for a key that held nothing. Of one that is in both, because a spill failed, memory's counts."""
+    """Images by key; None for a key without an entry. If a failed spill left an image in both places, that in memory counts."""
 
     __slots__ = ("_disk", "_disk_count", "_extra_bytes", "_form", "_key_codec", "_memory", "_var")
 
@@ -79,7 +79,7 @@ class Images(Generic[P]):
         return self._memory.get(key)
 
     def remember(self, key: Key, image: P | None) -> None:
-        """Unless there is one of the key already."""
+        """Store the image of a key, unless the key has one."""
         if key not in self._memory and not self._on_disk(key):
             self._memory[key] = image
             if image is not None:
@@ -95,10 +95,10 @@ class Images(Generic[P]):
         self._memory = images
         self._extra_bytes = (
             size_bytes * len(images) // max(row_count, 1)
-        )  # to look at each would take longer than all the rest
+        )  # a check of each key would take longer than everything else
 
     def update(self, images: Mapping[Key, P | None]) -> None:
-        """Put these in the place of those there are."""
+        """Replace the images of these keys."""
         self._forget_on_disk(images)
         self._memory.update(images)
         self._extra_bytes += sum(self._form.size(image) for image in images.values() if image is not None)
@@ -115,11 +115,11 @@ class Images(Generic[P]):
 
     @property
     def size_bytes(self) -> int:
-        """Of those in memory, roughly."""
+        """The memory that the images take, roughly."""
         return len(self._memory) * IMAGE_BYTES + self._extra_bytes
 
     def spill(self, disk: Spill) -> None:
-        """All go to disk; if it is full, as many as there is room for."""
+        """Move all images to disk; if the disk is full, as many as fit."""
         keys = iter(list(self._memory))
         while block := list(islice(keys, _WRITE_ROWS)):
             self._disk = disk

@@ -50,7 +50,7 @@ class KeyedState:
     ) -> None:
         self.key_codec = key_codec
         self.key_count = 0
-        self._gone: dict[Key, int | None] = {}  # keys that have lost all state since the last settled moment
+        self._gone: dict[Key, int | None] = {}  # keys that lost all state since the last settled moment
         self._now = Now()
         self.memory_limit = MemoryLimit(spill_dir, memory_max_bytes)
         self._values: dict[int, ValueTable] = {}

@@ -1,4 +1,4 @@
-"""What has been applied in the batch in progress, and what it gave back: the memory behind exactly-once.
+"""The ledger: which rows were applied in the batch in progress, and their outputs. Exactly-once rests on it.
 
 A row's identity is (lane, row index) within a batch; of each row the ledger keeps the routing hash of its key, which is
 enough to hand the entries of a key or group over with its state, and to notice an input that replays differently. Kept in
@@ -24,9 +24,9 @@ Ints = npt.NDArray[np.int64]
 Checks = npt.NDArray[np.int32]
 ROW = "__godwit_row"  # the column with the input row after which an output leaves
 JOINED_ROWS_MAX = 4_096
-LEDGER_SHARE = 8  # one so-many-th of the memory limit is for the ledger
-MEMORY_BYTES_MAX = 256 << 20  # what of a batch's ledger stays in memory unless a limit is given
-COLUMN_LANE = "column-"  # how lanes begin whose name comes from columns: any task may bring rows of them
+LEDGER_SHARE = 8  # the ledger gets one part in this many of the memory limit
+MEMORY_BYTES_MAX = 256 << 20  # of a ledger in memory, unless a limit is given
+COLUMN_LANE = "column-"  # prefix of lanes that are made of columns: any task may bring rows of them
 TIMER_ROW = -(2**62)  # outputs of timers leave before all rows: row = TIMER_ROW + time, always negative
 
 APPLIED = pa.schema([pa.field("row", pa.int64(), False), pa.field("hash", pa.int64(), False)])
@@ -34,7 +34,7 @@ CHECKED = APPLIED.append(pa.field("check", pa.int32(), False))
 
 
 def memory_bytes_max(state_bytes_max: int | None) -> int:
-    """How much of a ledger may be in memory: a share of what the operator's state and its ledger may take together."""
+    """The memory for a ledger: a share of the memory for the operator's state and ledger together."""
     return MEMORY_BYTES_MAX if state_bytes_max is None else state_bytes_max // LEDGER_SHARE
 
 
@@ -48,7 +48,7 @@ def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def in_row_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Outputs, each batch already in row order, as one."""
+    """One batch in row order, from batches that are each in row order."""
     whole = joined(batches)
     return whole if len(batches) == 1 else whole.take(np.argsort(whole.column(0).to_numpy(), kind="stable"))
 
@@ -57,7 +57,7 @@ def in_row_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 class Entry:
     """One chunk as it was applied: its rows (ascending), their key hashes, and its outputs (with the row column).
 
-    Or what timers put out: then there are no rows, and `firing` names the host and the time it fired, wherever the entry goes.
+    Or the outputs of timers: then there are no rows, and `firing` names the firing, on whichever host the entry is.
     `checks`: 32 bits of each row's content; None if the router sent none.
     """
 
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """In memory. Of the outputs all that their buffers hold: `nbytes` would take a hundred times as long."""
+        """In memory. Outputs count with their whole buffers: `nbytes` would take a hundred times as long."""
         checks_bytes = 0 if self.checks is None else self.checks.nbytes
         own_bytes = self.rows.nbytes + self.hashes.nbytes + checks_bytes
         return ENTRY_BYTES + own_bytes + self.outputs.get_total_buffer_size()
@@ -102,7 +102,7 @@ class Entry:
         return info | ({"checked": True} if len(columns) > 2 else {}), b"".join((applied, outputs))
 
     def then(self, other: Entry) -> Entry:
-        """Both as one; the other's rows come after these."""
+        """Both entries as one; the rows of the other entry come after these."""
         rows, hashes = (np.concatenate(pair) for pair in ((self.rows, other.rows), (self.hashes, other.hashes)))
         checks = None
         if self.checks is not None and other.checks is not None:
@@ -110,10 +110,10 @@ class Entry:
         return Entry(rows, hashes, joined([self.outputs, other.outputs]), checks=checks)
 
     def within(self, part: tuple[Mapping[str, Any], bytes]) -> Entry:
-        """The same as a view of its part.
+        """The same entry, as a view of its part.
 
-        Its own columns may be views of the chunk in which the rows came, and keep all of that in memory. A small one is
-        joined with others soon, which copies it.
+        The present columns may be views of the chunk in which the rows came, which would keep the whole chunk in memory. A
+        small entry stays as it is: it is soon joined with others, which copies it.
         """
         info, body = part
         small = len(self.rows) <= JOINED_ROWS_MAX // 16
@@ -137,8 +137,8 @@ class Ledger:
     memory_bytes_max: int = MEMORY_BYTES_MAX
     lanes: dict[str, Lane] = field(default_factory=dict)
     finished: dict[str, int | None] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
-    begun: set[str] = field(default_factory=set)  # lanes that have brought rows to apply, and say when they end
-    mixed: set[str] = field(default_factory=set)  # lanes of which rows came from other hosts
+    begun: set[str] = field(default_factory=set)  # lanes that have brought rows, and must be finished
+    mixed: set[str] = field(default_factory=set)  # lanes with rows that another host has applied
     _store: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,14 +164,13 @@ class Ledger:
         return self.lanes[lane].last if lane in self.lanes else -1
 
     def applied_here(self, lane: str) -> int | None:
-        """How many rows of the lane were applied on this host; None if some came from others."""
+        """How many rows of the lane were applied on this host; None if another host has applied some of the rows here."""
         return None if lane in self.mixed else self.lanes[lane].row_count if lane in self.lanes else 0
 
     def make_room(self) -> None:
-        """Bring what is in memory down to half of the limit, if it is beyond it.
+        """If the ledger is above its memory limit, move entries to disk until it takes half of the limit.
 
-        To be called before anything is applied that will be recorded: this fails with StateTooLarge where the disk is full,
-        and nothing else here does.
+        Called before rows are applied: this raises StateTooLarge if the disk is full, and no other method does.
         """
         if self._store.memory_bytes > self.memory_bytes_max:
             for entries in self.lanes.values():
@@ -186,13 +185,13 @@ class Ledger:
         return self._store.disk_bytes
 
     def record(self, lane: str, entry: Entry) -> None:
-        """Small entries are joined as they become many: a batch of the real-time trigger is minutes of a few rows each."""
+        """Record an entry. Small entries are joined: a batch of the real-time trigger may bring a few rows each for minutes."""
         if lane not in self.lanes:
             self.lanes[lane] = Lane(self._store)
         self.lanes[lane].append(entry, _joined)
 
     def unseen(self, lane: str, rows: Ints, hashes: Ints, checks: Checks | None = None) -> npt.NDArray[np.bool_] | None:
-        """Which of the rows have not been applied; None says none has, the usual case, without work.
+        """Which of the rows have not been applied; None, the usual case, if none of them has.
 
         Raises NotReplayable when a row that was applied now comes with another key, or with other values.
         """
@@ -213,7 +212,7 @@ class Ledger:
         return None if unseen.all() else unseen
 
     def recorded(self, lane: str, rows: Ints) -> list[pa.RecordBatch]:
-        """Outputs that left after the given rows when they were applied."""
+        """The outputs of these rows, which were applied before."""
         recorded = []
         for entry in self._between(lane, rows):
             after = entry.outputs.column(0).to_numpy()
@@ -227,7 +226,7 @@ class Ledger:
         return [entry.outputs for entry in self._fired(lane)]
 
     def firings(self, lane: str) -> list[tuple[str, int]]:
-        """The firings of these outputs and how many rows each put out, in the same order."""
+        """Name and number of output rows of each firing, in the order of `timer_outputs`."""
         return [(entry.firing, len(entry.outputs)) for entry in self._fired(lane)]
 
     def _fired(self, lane: str) -> Iterator[Entry]:
@@ -249,7 +248,7 @@ class Ledger:
                 yield lane, entry
 
     def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]], timers: bool = False) -> None:
-        """Drop the selected rows: another host answers for them. Outputs of timers stay, unless `timers` says otherwise."""
+        """Drop the selected rows: another host answers for them. `timers`: drop the outputs of timers too."""
 
         def left(entry: Entry) -> Entry | None:
             rest = _cut_out(entry, ~selected(entry.hashes), not timers)
@@ -259,7 +258,7 @@ class Ledger:
             entries.change(left)
 
     def take_over(self, lane: str, entry: Entry) -> Entry | None:
-        """Record an entry of another host; rows that are there already, because they were replayed here, stay as they are."""
+        """Record an entry of another host, without rows that the ledger has already because they were replayed here."""
         taken = self.missing(lane, entry)
         if taken is not None:
             self.mixed.add(lane)
@@ -285,7 +284,7 @@ class Ledger:
         return sum(entries.row_count for entries in self.lanes.values())
 
     def _between(self, lane: str, rows: Ints) -> Iterator[Entry]:
-        """Entries that may have some of these rows, which ascend."""
+        """Entries that may have some of these rows; the rows are ascending."""
         entries = self.lanes.get(lane)
         return entries.between(int(rows[0]), int(rows[-1])) if entries and len(rows) else iter(())
 
@@ -312,7 +311,7 @@ def _check_same(lane: str, rows: Ints, changed: npt.NDArray[np.bool_], what: str
 
 
 def _joined(entry: Entry, later: Entry) -> Entry | None:
-    """Join only neighbours of about one size: then each row is copied a few times in all."""
+    """Join only neighbours of similar size: then each row is copied only a few times."""
     size, more = len(entry.rows), len(later.rows)
     fits = size and more and size <= 2 * more and size + more <= JOINED_ROWS_MAX and entry.rows[-1] < later.rows[0]
     return entry.then(later) if fits else None

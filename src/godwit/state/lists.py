@@ -80,7 +80,7 @@ class ListTable(Shelved[list[bytes]]):
             self.clear(key)
 
     def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
-        """An element that is there already stays: rows may be replayed on top of what they, and later ones, have led to."""
+        """Stage rows. An element at a position that exists is not written again: rows may be replayed over their own result."""
         rows: Iterable[Any] = zip(ops.tolist(), keys, subs.to_pylist(), values.to_pylist(), strict=True)
         for op, key, sub, value in rows:
             if op == PUT:

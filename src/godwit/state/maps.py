@@ -37,7 +37,7 @@ _FORM: Payload[Entries] = Payload(size=_size, pack=msgpack.packb, unpack=msgpack
 
 @dataclass(slots=True)
 class _StagedMap:
-    """Changed entries (None: removed) over the base, or over nothing if that was cleared.
+    """Changed entries (None: removed) over the base, or over an empty map if the base was cleared.
 
     `reborn` are entries of the base that were removed and then put again, and so come last.
     """
@@ -100,7 +100,7 @@ class MapTable(Shelved[Entries]):
         if self._expiry is not None:
             payload = self._expiry.stamp(payload)
             if self.get(key, sub) is None:
-                self.remove(key, sub)  # what has expired is gone, so this one comes last
+                self.remove(key, sub)  # an expired entry counts as removed, so the new one comes last
         self._put(staged, sub, payload)
 
     def remove(self, key: Key, sub: bytes) -> None:

@@ -34,7 +34,7 @@ _TRIES: Final = 20  # a file may be compacted away while it is about to be read;
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Bytes of a file, from an offset on; of a manifest, all of it. `ahead`: only a manifest that comes later counts it."""
+    """Bytes of a file, from an offset on, or a whole manifest. `ahead`: only a later manifest names the file."""
 
     file: str
     offset: int
@@ -92,7 +92,7 @@ class Mirror:
         self.check()
 
     def replace_manifest(self, data: bytes) -> None:
-        """Its files are all here and stay; those that it does not name go."""
+        """Replace the manifest. All files that it names are here; files that it does not name are removed."""
         path = self.directory / str(FileName("manifest", self._generation))
         try:
             manifest = decode_manifest(path, data)
@@ -111,21 +111,21 @@ class Mirror:
         self._unsynced = {file: size for file, size in self._unsynced.items() if self._place(file).exists()}
 
     def sync(self) -> None:
-        """What was written survives the machine."""
+        """Make all written bytes durable."""
         for file in list(self._unsynced):
             self._sync(file)
         sync_directory(self.directory)
         self.check()
 
     def clear(self) -> None:
-        """It is not a copy of this log: begin anew."""
+        """Remove all files: they do not fit the origin's log."""
         self.check()
         for name in list_names(self.directory):
             if name.kind != "claim":
                 (self.directory / str(name)).unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Whether what is here still counts for this generation: else nothing may be acknowledged."""
+        """Raise if a newer generation has claimed the mirror, or the mirror was removed: then nothing may be acknowledged."""
         proved = self._token is None or self._token.proved()
         self._check_newest()
         if not proved or not (self.directory / str(FileName("claim", self._generation))).exists():
@@ -178,7 +178,7 @@ class Feed:
         self._seq = 0  # all own segments before it are in the mirror, or merged into what is
 
     def conflicts(self) -> bool:
-        """Whether the mirror has more of a file than there ever was: then it is a mirror of something else."""
+        """Whether the mirror has more bytes of a file than the log ever had: then it is the mirror of another log."""
         for file, size in self._have.items():
             name, path = parse_name(file), self._directory / file
             written_here = name is not None and (name.kind == "snap" or name.generation == self._generation)
@@ -190,7 +190,7 @@ class Feed:
         return dict(self._have)
 
     def next(self, at: Written) -> LogPiece | None:
-        """What to send next, if the log is written up to there; nothing when the mirror has all."""
+        """The next bytes to send, of a log that is written up to there; None when the mirror has everything."""
         for _ in range(_TRIES):
             try:
                 return self._tail(at) or self._merged(at)
@@ -208,13 +208,13 @@ class Feed:
         self._have = {file: size for file, size in self._have.items() if (n := parse_name(file)) and manifest.names(n)}
 
     def reaches(self, at: Written) -> bool:
-        """Whether the mirror has all that was written up to there."""
+        """Whether the mirror has all bytes up to there."""
         if self._placed is None:
             return False
         return at.seq < max(self._seq, 1) or (at.seq == self._seq and self._size(at.seq) >= at.bytes)
 
     def lag_bytes(self, at: Written) -> int:
-        """What of the tail the mirror does not have."""
+        """The bytes of the tail that the mirror lacks."""
         lag = at.bytes - self._size(at.seq)
         for seq in range(self._seq, at.seq):
             path = self._directory / self._name(seq)
@@ -279,7 +279,7 @@ class Feed:
 
 
 def copy_mirror(mirror: Path, to: Path) -> None:
-    """What counts of a mirror, durably, into a new directory; the manifest comes last."""
+    """Copy the files that the mirror's manifest names into a new directory, durably; the manifest comes last."""
     manifest = newest_manifest(mirror) if mirror.is_dir() else None
     if manifest is None:
         raise corrupt(mirror, "there is no manifest")

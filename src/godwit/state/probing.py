@@ -1,4 +1,4 @@
-"""What a mount keeps of what checkpoints rest on, tried out before anything depends on it.
+"""Tries out whether a file system does what checkpoints rely on, before a checkpoint is used.
 
 Decides whether a directory may hold a checkpoint. Each probe does what some part of Godwit does later, in files of its own that
 it removes. What only another machine could see is not probed: that is decided by the kind of file system (mounts.py).
@@ -20,12 +20,12 @@ from godwit.state.mounts import Mount, mount_of
 from godwit.state.segments import NO_DIRECTORY_SYNC
 
 PREFIX: Final = ".probe-"
-# Of these errors it is the user who can do something about, and not the file system that lacks something.
+# Errors that the user can remove; they do not show that the file system lacks something.
 _PASSING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 
 def probe(directory: Path) -> Mount:
-    """The mount that the directory lies on, if it keeps all that is needed; else an error that names what it does not."""
+    """The mount of the directory, if it passes all probes; else an error that names the probe that failed."""
     mount = mount_of(directory)
     place = directory / f"{PREFIX}{uuid.uuid4().hex}"
     try:

@@ -1,4 +1,4 @@
-"""Taking over a host's checkpoint directory: what is in it, and where older generations end.
+"""Takes over a host's checkpoint directory: which frames are in it, and where the log of each older generation ends.
 
 Decides which bytes of older generations count (everything written before the takeover, up to a torn tail)
 and writes that down in the new generation's manifest, so that a fenced writer can append what it likes. It
@@ -32,7 +32,7 @@ class Standing:
         self._parts: dict[tuple[str, str], Part] = {}
 
     def observe(self, part: Part) -> bool:
-        """Take note of a part, in log order; False if it says nothing new."""
+        """Note a part, in log order; False if it only repeats the newest one."""
         kind = part.info.get("kind")
         if kind not in _STANDING:
             return True
@@ -52,7 +52,7 @@ class Standing:
 
 
 class Recovered:
-    """What a directory held when it was taken over."""
+    """The log in a directory, as of its takeover."""
 
     def __init__(self, directory: Path, manifest: Manifest, next_lsn: int) -> None:
         self.generation = manifest.generation
@@ -64,7 +64,7 @@ class Recovered:
         self._manifest = manifest
 
     def ends(self) -> dict[int, int]:
-        """By generation: its frames before this lsn are in the log, and later frames of it are not."""
+        """By generation, the end of its frames: those before this lsn are in the log, later ones are not."""
         return {generation: end for (generation, _), (_, end) in pairwise(self.starts)}
 
     def parts(self) -> Iterator[Part]:
@@ -81,7 +81,7 @@ class Recovered:
         self.read_to_end = True
 
     def newest_parts(self) -> list[Part]:
-        """The newest define, mark and so on at the end, without reading all: every segment begins with them."""
+        """The newest define, mark and own parts, read from the last segment only: every segment begins with them."""
         standing = Standing()
         stored = self._manifest.segments[-1:] or self._manifest.snapshots
         for each in stored:
@@ -135,12 +135,12 @@ class Recovered:
         try:
             return open_reader(self._directory / stored.file, stored.bytes, stored.operators)
         except CheckpointCorrupt:
-            check_newest(self._directory, self.generation)  # a newer generation may have removed it
+            check_newest(self._directory, self.generation)  # a newer generation may have removed the file
             raise
 
 
 def taken_over_log(directory: Path, generation: int, next_lsn: int) -> Recovered:
-    """The log that this generation has taken over, for others to read; nothing is written there any more."""
+    """The log that this generation has taken over, for readers; nothing is written to it any more."""
     return Recovered(directory, read_manifest(directory, generation), next_lsn)
 
 
@@ -169,7 +169,7 @@ def take_over(directory: Path, durability: Durability) -> tuple[Manifest, Recove
             _sync(directory, manifest)
         write_manifest(directory, manifest)
     except GodwitError:
-        Fence(directory, generation).check()  # a still newer one may have removed what is missing
+        Fence(directory, generation).check()  # a still newer generation may have removed a missing file
         raise
     sweep(directory, manifest)
     return manifest, Recovered(directory, manifest, next_lsn)
@@ -213,7 +213,7 @@ def _check_there(directory: Path, row: Sequence[Stored], position: int, stored: 
     flaw = "the file is missing" if size is None else f"it has {size} bytes of {stored.bytes}"
     beside = [*row[max(position - 1, 0) : position], *row[position + 1 : position + 2]]
     operators = {op for neighbour in (stored, *beside) for op in _operators(directory, neighbour)}
-    raise corrupt(path, f"{flaw}; what it holds of the named operators' state is lost", operators=operators)
+    raise corrupt(path, f"{flaw}; the state of the named operators in it is lost", operators=operators)
 
 
 def _operators(directory: Path, stored: Stored) -> set[str]:
@@ -226,7 +226,7 @@ def _operators(directory: Path, stored: Stored) -> set[str]:
 
 
 def _sync(directory: Path, manifest: Manifest) -> None:
-    """The last writer may have died between writing and syncing; what counts from now on must stay."""
+    """Sync all segments: the last writer may have ended between a write and its sync."""
     for stored in manifest.segments:
         sync_path(directory / stored.file)
     sync_directory(directory)

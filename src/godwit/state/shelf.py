@@ -87,7 +87,7 @@ class Shelf(Generic[P]):
         return payloads
 
     def put_many(self, entries: dict[Key, P], olds: Sequence[P | None]) -> int:
-        """Write entries whose old payloads were just read; say how many are new. Takes the dictionary over."""
+        """Write entries whose old payloads were just read; returns how many are new. Takes over the dictionary."""
         replaced_bytes = self._sizes(filter(None, olds))
         self.replaced_bytes += replaced_bytes
         grown = self._sizes(entries.values()) - replaced_bytes
@@ -127,7 +127,7 @@ class Shelf(Generic[P]):
         return on_disk and self._disk is not None and self._disk.contains(self._var, self._key_codec.pack(key))
 
     def items(self) -> Iterator[tuple[Key, P]]:
-        """All entries; nothing becomes hot by it. The shelf must not change meanwhile."""
+        """All entries; they do not become hot. The shelf must not change meanwhile."""
         yield from self._hot.items()
         yield from ((key, payload) for key, payload in self._cold.items() if key not in self._hot)
         if self._disk:

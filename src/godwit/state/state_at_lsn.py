@@ -1,4 +1,4 @@
-"""Reading another host's changelog while that host goes on writing it: a backup that costs its owner nothing.
+"""Reads the state of an operator from another host's changelog while that host goes on writing; costs that host nothing.
 
 Decides which files and frames make up an operator's state at a given lsn. It takes nothing over and writes nothing. Files that
 a compaction removes meanwhile are found again in the manifest that names their successor.

@@ -40,7 +40,7 @@ class Table(Protocol):
 
     @property
     def count(self) -> int:
-        """How many keys have something here."""
+        """The number of keys that have an entry in this table."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Table(Protocol):
     def each_key(self) -> Iterator[Key]: ...
 
     def clear_many(self, keys: Iterable[Key]) -> None:
-        """Stage that nothing is left of these keys."""
+        """Stage the removal of all entries of these keys."""
         ...
 
     def stage_rows(self, ops: Ops, keys: Sequence[Key], subs: pa.Array[Any], values: pa.Array[Any]) -> None:
@@ -59,36 +59,36 @@ class Table(Protocol):
         ...
 
     def expire(self, now_ms: int) -> None:
-        """Stage the removal of what has outlived its time."""
+        """Stage the removal of expired entries."""
         ...
 
     def prepare(self, changes: Changes) -> MergeStage:
-        """Note what the stage changes. The base stays as it is until the merge is called; until then the stage can go."""
+        """Add the changes of the stage to `changes`. The base changes only when the returned merge is called."""
         ...
 
     def rollback(self) -> None: ...
 
     def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
-        """What makes the stage of these keys again what it is now."""
+        """Returns a function that restores the present stage of these keys."""
         ...
 
     def settle(self) -> None: ...
 
     @property
     def undo_bytes(self) -> int:
-        """What the undo takes in memory, roughly."""
+        """The memory that the undo takes, roughly."""
         ...
 
     def spill_undo(self, disk: Spill) -> None:
-        """Bring the undo to disk, where it is until the next settled moment."""
+        """Write the undo to disk, where it stays until the next settled moment."""
         ...
 
     def rows(self, committed: bool) -> Iterator[Row]:
-        """What PUT rows would bring all of this back: of now, or of the last settled moment."""
+        """PUT rows that give the whole table: as it is now, or as it was at the last settled moment."""
         ...
 
     def rows_of(self, keys: Sequence[Key], committed: bool = False) -> Iterator[Row]:
-        """What PUT rows would bring these keys back. What they hold is taken now, the rows are made when they are asked for."""
+        """PUT rows that give these keys. Their entries are taken now; the rows are made when they are read."""
         ...
 
     def touched(self) -> Collection[Key]:
@@ -96,16 +96,16 @@ class Table(Protocol):
         ...
 
     def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
-        """What keys held at the last settled moment: the cleared ones nothing but these rows, and those of later calls."""
+        """Set the entries of the last settled moment. Cleared keys had only these rows, and those of later calls."""
         ...
 
     def settle_keys(self, keys: Iterable[Key]) -> None:
-        """What these keys hold now is what they held at the last settled moment."""
+        """The present entries of these keys count as those of the last settled moment."""
         ...
 
 
 def saved(stage: dict[Key, S], keys: Sequence[Key], copy: Callable[[S], S]) -> Callable[[], None]:
-    """What makes a stage again what it is now, for these keys."""
+    """Returns a function that restores a stage as it is now, for these keys."""
     before = {key: copy(stage[key]) for key in keys if key in stage}
 
     def restore() -> None:

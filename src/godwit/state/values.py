@@ -26,7 +26,7 @@ _IMAGE: Form[bytes] = Form(size=len, pack=bytes, unpack=bytes)
 
 
 class _ValueUndo:
-    """What keys held before their first change.
+    """The values of keys before their first change.
 
     Changes are only noted as they come and sorted out when someone asks, which is seldom. A batch may never
     end, so they are also sorted out whenever there are more of them than keys.
@@ -55,7 +55,7 @@ class _ValueUndo:
         return self._shelf.replaced_bytes - self._replaced_bytes
 
     def before(self) -> Images[bytes]:
-        """By key, None for a key that held nothing."""
+        """The old values by key; None for a key without a value."""
         if not self._noted:
             return self._before
         noted: dict[Key, bytes | None] = {}

@@ -69,14 +69,14 @@ class ReceiverAnswers:
 class LostOperator:
     """One operator in the changelog of a lost host: state goes to the receiver at once, ledger and mark at the end."""
 
-    def __init__(self, lost: str, operator: str, units: Units, timers: bool, words: Mapping[str, Part]) -> None:
-        spec = OperatorSpec.from_dict(words["define"].info["spec"])
+    def __init__(self, lost: str, operator: str, units: Units, timers: bool, newest: Mapping[str, Part]) -> None:
+        spec = OperatorSpec.from_dict(newest["define"].info["spec"])
         codec = KeyCodec(spec.key_schema, spec.tz)
         self.operator = operator
         self.units = units
         self.instance = Instance(operator, spec, KeyedState(spec.variables, codec), codec)
-        self.ownership = Ownership.from_dict(lost, words["own"].info["own"])
-        mark = words.get("mark")  # none before the first batch
+        self.ownership = Ownership.from_dict(lost, newest["own"].info["own"])
+        mark = newest.get("mark")  # none before the first batch
         self.progress = Progress() if mark is None else Progress.from_dict(mark.info["progress"])
         self.joined = mark is None or bool(mark.info.get("joined"))
         self.since = -1  # parts of the log of earlier batches are in the copies already
@@ -181,12 +181,12 @@ class Heir:
         left = taken_over_log(
             host_directory(self._services.checkpoint, self.lost), request.generation, request.next_lsn
         )
-        words: dict[str, dict[str, Part]] = {}
+        newest: dict[str, dict[str, Part]] = {}
         for part in left.newest_parts():
-            words.setdefault(part.info["op"], {})[part.info["kind"]] = part
+            newest.setdefault(part.info["op"], {})[part.info["kind"]] = part
         for operator, units in self._shares.items():
             timers = request.timers.get(operator) == self._services.host
-            lost = LostOperator(self.lost, operator, units, timers, words[operator])
+            lost = LostOperator(self.lost, operator, units, timers, newest[operator])
             self._check_committed(operator, lost)
             self._operators[operator] = lost
             self._receivers[operator].start_answering(self._answers[operator])

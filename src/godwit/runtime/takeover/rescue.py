@@ -26,13 +26,13 @@ from godwit.transport import typed
 from godwit.transport.typed import Reply
 
 STUCK_S = 20.0
-WAIT_S = 2.0  # how long an heir may keep the question how far it is
+WAIT_S = 2.0  # how long an heir may wait for progress before it answers
 
 Shares = dict[str, dict[str, Units]]  # by heir, by operator
 
 
 class Ask(Protocol):
-    """Sends the request to the host and gives the answer."""
+    """Sends the request to the host and returns the answer."""
 
     def __call__(self, host: str, request: typed.Request[Reply], /) -> Reply: ...
 
@@ -48,14 +48,14 @@ class Inherited:
 
 @dataclass(frozen=True, slots=True)
 class LostHost:
-    """A lost host that is fenced: what its changelog holds. Nobody can write to that changelog any more."""
+    """A lost host that is fenced: no process can write to its changelog any more. The fields describe that changelog."""
 
     lost: str
     directory: Path
     generation: int
     next_lsn: int
     owned: dict[str, Ownership]  # by operator
-    operators: tuple[str, ...]  # also those whose keys are not moved
+    operators: tuple[str, ...]  # including operators whose keys never move
     ends: Mapping[int, int] = field(default_factory=dict)  # by generation, the lsn before which its log was read
 
     @property
@@ -81,14 +81,14 @@ def fence(directory: Path, durability: Durability) -> LostHost:
     """Claim the next generation of the host's changelog: a process that still writes there is refused at its next write."""
     restore_if_lost(str(directory.parent.parent), directory.name)
     _, left = take_over(directory, durability)
-    words = [part.info for part in left.newest_parts()]
-    owned = {info["op"]: Ownership.from_dict(directory.name, info["own"]) for info in words if info["kind"] == "own"}
-    operators = tuple(sorted({info["op"] for info in words}))
+    newest = [part.info for part in left.newest_parts()]
+    owned = {info["op"]: Ownership.from_dict(directory.name, info["own"]) for info in newest if info["kind"] == "own"}
+    operators = tuple(sorted({info["op"] for info in newest}))
     return LostHost(directory.name, directory, left.generation, left.next_lsn, owned, operators, left.ends())
 
 
 def divide(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str, Mapping[str, Units]]) -> Shares:
-    """To every heir about as many units of each operator; but an heir that has copies gets the units of its copies."""
+    """Give every heir about as many units of each operator; but an heir that has copies gets the units of its copies."""
     shares: Shares = {}
 
     def give(heir: str, operator: str, units: Units) -> None:
@@ -108,7 +108,7 @@ def divide(owned: Mapping[str, Units], heirs: Sequence[str], copies: Mapping[str
 
 
 def hand_to_heirs(lost_host: LostHost, shares: Shares, ask: Ask) -> dict[str, Inherited]:
-    """All heirs take over at once. Gives what each has got; an error means that there is no will."""
+    """All heirs take over at the same time. Returns what each has taken over; an error means that there is no will."""
     reports: dict[str, messages.TakeoverReport | None] = {}  # of each heir that was asked
     try:
         for heir, share in shares.items():
@@ -120,7 +120,7 @@ def hand_to_heirs(lost_host: LostHost, shares: Shares, ask: Ask) -> dict[str, In
         check_newest(lost_host.directory, lost_host.generation)
         write_will(lost_host.directory, lost_host.name, shares, lost_host.ends, lost_host.owned)
     except GodwitError:
-        if read_will(lost_host.directory) is None:  # it may be there though something failed after that
+        if read_will(lost_host.directory) is None:  # the will may be written although an error came after it
             for heir in reports:
                 _give_up(heir, lost_host, ask)
             raise
@@ -131,7 +131,7 @@ def hand_to_heirs(lost_host: LostHost, shares: Shares, ask: Ask) -> dict[str, In
 
 
 def _answers_for_timers(shares: Shares) -> dict[str, str]:
-    """By operator, the heir that answers for what the lost host's timers have put out: one of those that have a share of it."""
+    """By operator, the heir that answers for outputs of the lost host's timers: one with a share of the operator."""
     return {operator: heir for heir in sorted(shares, reverse=True) for operator in shares[heir]}
 
 
@@ -144,7 +144,7 @@ def prepare_takeover(
 
 
 def _prepared(heir: str, lost_host: LostHost, ask: Ask) -> messages.TakeoverReport:
-    """Until the heir has. A heir that makes no progress is not waited for: the lost host can always be started instead."""
+    """Wait until the heir has prepared. If it makes no progress, raise: the lost host can be started again instead."""
     read_bytes, since_s = -1, ports.now_s()
     while True:
         report = ask(heir, messages.ReportTakeover(lost_host.name, WAIT_S))
@@ -155,11 +155,11 @@ def _prepared(heir: str, lost_host: LostHost, ask: Ask) -> messages.TakeoverRepo
         if report.bytes > read_bytes:
             read_bytes, since_s = report.bytes, ports.now_s()
         elif ports.now_s() > since_s + STUCK_S:
-            raise HostUnavailable(f"{heir} has not come on for {STUCK_S:.0f} s", host=heir)
+            raise HostUnavailable(f"{heir} has made no progress for {STUCK_S:.0f} s", host=heir)
 
 
 def _give_up(heir: str, lost_host: LostHost, ask: Ask) -> None:
-    """One that has restarted asks what became of it, and hears it from the lost host when that is back."""
+    """Abandon the takeover at an heir. An heir that has restarted asks the lost host for the outcome when that is back."""
     try:
         ask(heir, messages.AbandonTakeover(lost_host.name))
     except HostUnavailable:
@@ -174,7 +174,7 @@ def _inherited(
 
 
 def _served(heir: str, lost_host: LostHost, share: Mapping[str, Units], ask: Ask) -> dict[str, typed.Epochs]:
-    """The heir's units with their epochs. One that cannot say so, because it has restarted, finds the will by itself."""
+    """The heir's units with their epochs. An heir that has restarted cannot answer; it finds the will by itself."""
     try:
         return ask(heir, messages.CompleteTakeover(lost_host.name)).served
     except GodwitError:
