@@ -105,6 +105,74 @@ def test_copy_of_a_key_is_not_dropped_with_the_group_that_brings_it_again(pair: 
     assert pair.b.put(0, (KEY, 1)) == [(KEY, 2)]
 
 
+def key_after_group(pair: Pair, protocol: str, sent: str) -> None:
+    """The key moves by itself when a migration of its group has ended at its origin, and its target has not noticed."""
+    earlier = pair.migrate(protocol, group(pair))
+    first = pair.wait_connection(1)
+    first.there.wait_sent(sent)
+    first.there.wait_idle()
+    first.there.stop(kind_is("bye"))
+    first.back.cut()
+    assert pair.wait_ended().dropped == 1
+    pair.there = kind_is("step_end")
+    pair.migrate("pause", apart(pair))
+    second = pair.wait_connection(2)
+    second.there.wait_stopped()
+    pair._pause.wait(0.2)  # the target takes what it can
+    first.there.flow()
+    pair.wait(lambda: earlier not in pair.b.shared.copy_claims)
+    second.there.flow()
+    assert pair.wait_ended().done == 1
+
+
+@pytest.mark.parametrize("protocol", ["live", "standby"])
+def test_copy_of_a_key_is_not_dropped_with_an_earlier_copy_of_its_group(pair: Pair, protocol: str) -> None:
+    """Before: the target dropped the key with the copies of the group, and served the key without its state."""
+    pair.back = kind_is("marker_reached")
+    key_after_group(pair, protocol, "copy_marker")
+    assert pair.b.put(0, (KEY, 1)) == [(KEY, 2)]
+    assert not pair.b.shared.copied_groups
+
+
+def test_ledger_of_a_key_is_not_dropped_with_an_earlier_offer_of_its_group(pair: Pair) -> None:
+    """Before: the target dropped the key's ledger with the offer, and applied a row of a repeated task twice."""
+    pair.back = kind_is("units_expected")
+    key_after_group(pair, "push", "offer_units")
+    assert pair.b.put_rows(0, [KEY], (KEY, 1)) == [(KEY, 1)]
+    assert pair.b.totals()[KEY] == 1
+
+
+def test_key_that_was_removed_does_not_come_back_with_its_former_owner(pair: Pair) -> None:
+    """Before: a host that had given away a group, not confirmed yet, served a key of it that came back with its old state."""
+    pair.back = kind_is("step_served")
+    pair.migrate("pause", group(pair))
+    pair.wait_connection(1).back.wait_stopped()
+    pair.back = lambda _: False
+    shared = pair.b.shared
+    with shared.lock:
+        shared.instance.keys.drop([(KEY,)], settled=True)
+    assert pair.moved("pause", apart(pair), back=True).done == 1
+    assert pair.a.put(0, (KEY, 1)) == [(KEY, 1)]
+
+
+@pytest.mark.parametrize("protocol", ["live", "standby", "pause"])
+def test_late_copy_of_a_group_does_not_overwrite_a_key_that_has_come_by_itself(pair: Pair, protocol: str) -> None:
+    """Before: state of a migration that had ended, read late, took the place of rows that were applied since."""
+    pair.there = kind_is("announce_step")
+    pair.migrate(protocol, group(pair))
+    first = pair.wait_connection(1)
+    first.there.wait_sent("step_state")
+    first.back.cut()
+    assert pair.wait_ended().dropped == 1
+    pair.there = lambda _: False
+    assert pair.moved("pause", apart(pair)).done == 1
+    assert pair.b.put(0, (KEY, 1)) == [(KEY, 2)]
+    first.there.flow()
+    first.there.wait_ended()
+    assert pair.b.put(0, (KEY, 1)) == [(KEY, 3)]
+    pair.wait(lambda: pair.b.shared.copy_claims == {})
+
+
 def test_keys_that_were_apart_before_are_found_in_the_backup(pair: Pair) -> None:
     """Before: the target left out a key that it took for one of another host, and served it without its state."""
     pair.moved("pause", apart(pair))

@@ -153,6 +153,10 @@ class Target:
         step = self.steps.get(number)
         return step is not None and step.announced and step.phase in OPEN
 
+    def refuse(self, number: int) -> None:
+        """Accept no state of the step: the announcement was wrong."""
+        self._step(number).announced = False
+
     @property
     def settled(self) -> bool:
         return all(

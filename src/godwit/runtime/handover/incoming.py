@@ -6,8 +6,8 @@ that arrives, and `target_effects` carries out the effects of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import NewPart
 from godwit.state.keys import Key
+from godwit.transport.typed import Epochs
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class IncomingStep:
     """What has arrived of one step, on the present connection."""
 
     apart: tuple[int, ...] = ()  # keys that the origin knows to be apart from the step's groups
+    epochs: Epochs = field(default_factory=dict)  # in which the target is to own the step, if the origin says so
     units: Units | None = None  # None before the machine has accepted the announcement
     keys: dict[Key, None] | None = None  # keys whose copies are here; None if they are not known
     end: messages.StepEnd | None = None  # the last message of a step
@@ -43,7 +45,8 @@ class IncomingHandover:
        that connection, or an answer of the origin to a question. It guards the machine and all fields of this object. A
        thread that holds it may wait for the changelog and for `shared.changed`.
     2. The instance's lock (`shared.lock`; `shared.changed` is its condition) guards the instance, its ownership and ledger, and
-       `shared.copy_claims`. A thread that holds it does not wait for the changelog; it waits for `shared.changed` only.
+       `shared.copy_claims` and `shared.copied_groups`. A thread that holds it does not wait for the changelog; it waits for
+       `shared.changed` only.
        Threads whose rows wait call `Receiver.want` with this lock, without `_acting`: `want` reads which units the machine
        expects, and writes one short message.
     3. The receiver's `_writing` guards the stream's writer. A thread that holds it takes no other lock.
@@ -89,6 +92,12 @@ class IncomingHandover:
     def add_claim(self, units: Units) -> None:
         self.shared.copy_claims[self.migration] = self.claimed | units
 
+    def add_copies(self, units: Units, apart: Iterable[int]) -> None:
+        """State of these units comes, or has come; but none of keys that are `apart` from their groups."""
+        if units.groups:
+            copied = self.shared.copied_groups.setdefault(self.migration, {})
+            copied.update(dict.fromkeys(units.groups, frozenset(apart)))
+
     def end_claim(self, units: Units) -> None:
         """The host owns the units now, or has dropped their copies."""
         self.shared.check_locked()
@@ -96,6 +105,9 @@ class IncomingHandover:
         left = self.shared.copy_claims.pop(self.migration, Units()) - units
         if left:
             self.shared.copy_claims[self.migration] = left
+        copied = self.shared.copied_groups.pop(self.migration, {})
+        if copied_left := {group: apart for group, apart in copied.items() if group not in units.groups}:
+            self.shared.copied_groups[self.migration] = copied_left
 
     def write(self, parts: list[NewPart]) -> None:
         """Memory has changed already: if the parts cannot be written, the host ends."""

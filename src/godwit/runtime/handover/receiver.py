@@ -87,8 +87,9 @@ class Receiver:
         self._no_connection.set()
         self._wanted = Units()  # units requested on this connection
         shared.want_listeners.append(self.want)
-        for units in (prepared or {}).values():
+        for number, units in (prepared or {}).items():
             self.handover.add_claim(units)
+            self.handover.add_copies(units, self.handover.ownership.incoming[self.handover.name(number)].apart)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -311,8 +312,13 @@ class Receiver:
         if self._served(message.epochs):
             self._answer(messages.StepServed(message.step))
         else:
-            self.handover.step(message.step).apart = message.apart
-            self._handle(Announced(message.step, message.units))
+            step = self.handover.step(message.step)
+            step.apart, step.epochs = message.apart, message.epochs
+            try:
+                self._handle(Announced(message.step, message.units))
+            except GodwitError:
+                self._machine.refuse(message.step)
+                raise
 
     def _released(self, message: messages.StepReleased) -> None:
         if self._served(message.epochs):

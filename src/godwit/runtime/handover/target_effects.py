@@ -7,7 +7,7 @@ restart can remove copies that never became the host's own. Knows nothing of con
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from godwit.errors import InvariantBroken
 from godwit.model.ownership import Incoming, Stand
 from godwit.model.progress import Progress
-from godwit.model.units import Units
+from godwit.model.units import Unit, Units
 from godwit.runtime.handover.incoming import IncomingHandover, IncomingStep, scan
 from godwit.runtime.memory.ownership_columns import AWAY, selects
 from godwit.runtime.memory.work import NewPart
@@ -36,25 +36,38 @@ class TargetEffects:
         """Claim the units, except those that this host owns or has prepared; returns the claimed units. Called with the lock.
 
         Waits for earlier migrations that still have copies of these units here and do not know their outcome yet. Waits also
-        for migrations that have copies of single keys of these groups, unless the keys are `apart` from the groups: when such
-        a migration drops its copies, it would drop these keys of this migration too.
+        for migrations that have copies of single keys of these groups, unless the keys are `apart` from the groups, and for
+        migrations that have copies of the groups of these keys, unless the keys were apart from those groups: when such a
+        migration drops its copies, it would drop these keys of this migration too.
         """
-        handover, claims = self._handover, self._shared.copy_claims
-        count = len(handover.ownership.groups)
-
-        def shared_keys(claimed: Units) -> bool:
-            return apart is not None and any(k % count in units.groups and k not in apart for k in claimed.keys)
-
-        def free() -> bool:
-            others = [claimed for other, claimed in claims.items() if other != handover.migration]
-            return not any(claimed & units or shared_keys(claimed) for claimed in others)
-
-        self._shared.changed.wait_for(lambda: free() or handover.services.stopping())
+        handover = self._handover
+        self._shared.changed.wait_for(lambda: self._free(units, apart) or handover.services.stopping())
         away = (Stand.AWAY, Stand.EXPECTED)
         units = Units.of(*(unit for unit in units if handover.ownership.share(unit).stand in away))
         if units:
             handover.add_claim(units)
         return units
+
+    def _free(self, units: Units, apart: Collection[int] | None) -> bool:
+        count = len(self._handover.ownership.groups)
+        for other, claimed in self._others():
+            copied = self._shared.copied_groups.get(other, {})
+            if claimed & units or any(key not in copied.get(key % count, (key,)) for key in units.keys):
+                return False
+            if apart is not None and any(key % count in units.groups and key not in apart for key in claimed.keys):
+                return False
+        return True
+
+    def _others(self) -> list[tuple[str, Units]]:
+        """The claims of other migrations."""
+        claims = self._shared.copy_claims.items()
+        return [(other, claimed) for other, claimed in claims if other != self._handover.migration]
+
+    def _select(self, units: Units) -> Callable[[Any], Any]:
+        """A test for columns of hashes. A key that another migration brings by itself does not belong to its group."""
+        select = selects(units, self._handover.ownership)
+        theirs = np.array([key for _, claimed in self._others() for key in claimed.keys], np.int64)
+        return lambda hashes: select(hashes) & ~np.isin(hashes, theirs)
 
     def expect(self, units: Units) -> None:
         with self._shared.changed:
@@ -73,12 +86,23 @@ class TargetEffects:
             instance.batch.pending_outputs.pop(handover.name(number), None)
             if self.claim(units, step.apart) != units:
                 raise InvariantBroken(f"{handover.name(number)} brings what {handover.services.host} owns")
+            self._check_not_outdated(number, units)
             back = handover.ownership.rejoin(units, step.apart)
-            if not again and any((out.units & units) for out in handover.ownership.outgoing.values()):
-                handover.drop_keys(scan(self._shared, selects(units, handover.ownership)))
+            handover.add_copies(units, step.apart)
+            count, outgoing = len(handover.ownership.groups), handover.ownership.outgoing.values()
+            if not again and any(out.units.overlaps(units, count) for out in outgoing):
+                handover.drop_keys(scan(self._shared, self._select(units)))
             if back or units - instance.memory.staged:
                 instance.memory.staged |= units
                 handover.write([instance.own_part()])
+
+    def _check_not_outdated(self, number: int, units: Units) -> None:
+        """An announcement that comes late may take a key for one of its group that has moved by itself meanwhile."""
+        step, ownership = self._handover.step(number), self._handover.ownership
+        for key, share in ownership.keys.items():
+            epoch = step.epochs.get(Unit("group", key % len(ownership.groups)))
+            if epoch is not None and share.epoch >= epoch and key not in step.apart and key not in units.keys:
+                raise InvariantBroken(f"{self._handover.name(number)} was announced before key {key} left its group")
 
     # -- when the step is complete -----------------------------------------------------------------------------------
 
@@ -145,7 +169,7 @@ class TargetEffects:
 
     def _discard_copies(self, number: int, units: Units) -> None:
         instance = self._shared.instance
-        select = selects(units, self._handover.ownership)
+        select = self._select(units)
 
         def not_mine(hashes: Any) -> Any:
             return select(hashes) & (instance.stands(hashes) == AWAY)
@@ -183,12 +207,14 @@ class TargetEffects:
         unwanted = self._outside(units, copied) if claimed - units else []
         for key in unwanted:
             del copied[key]
-        handover.steps = {TAKEN_OVER: IncomingStep(units=units, keys=copied, copied_up_to=batch)}
+        apart = tuple(key for step in other.steps.values() for key in step.apart)
+        handover.steps = {TAKEN_OVER: IncomingStep(apart=apart, units=units, keys=copied, copied_up_to=batch)}
         handover.written, handover.copied_in = other.written, other.copied_in
         other.steps = {}
         other.drop_keys(unwanted)
         other.end_claim(claimed)
         self._shared.copy_claims[handover.migration] = units
+        handover.add_copies(units, apart)
         self._shared.instance.memory.staged |= units
         handover.write([self._shared.instance.own_part()])
         return True

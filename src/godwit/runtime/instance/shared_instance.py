@@ -42,6 +42,8 @@ class SharedInstance:
     copy_claims: dict[str, Units] = field(
         default_factory=dict
     )  # by migration: the units of which it may have copies here
+    # By migration: the groups of which it may have state here, each with the keys that are apart from it.
+    copied_groups: dict[str, dict[int, frozenset[int]]] = field(default_factory=dict)
     inheriting: bool = False  # keys of a lost host are being taken over
     paused: bool = False  # no batch begins, because the checkpoint of the flock is being copied
     stalls: deque[Stall] = field(default_factory=lambda: deque(maxlen=STALLS_MAX))
