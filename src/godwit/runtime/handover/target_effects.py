@@ -118,7 +118,8 @@ class TargetEffects:
             )  # this host has begun the batch anew, the origin has not
             if anew:
                 instance.batches.revert_units(units)
-                mark = mark | {"fired": False, "fired_elsewhere": [], "watermark": mark["watermark"] | {"reported": {}}}
+                mark = mark | {"fired": False, "fired_elsewhere": [], "unfired_keys": []}
+                mark |= {"watermark": mark["watermark"] | {"reported": {}}}
             elif same_batch:  # the origin, which knows that the batch must not be committed, may leave before its end
                 instance.batch.spoiled = instance.batch.spoiled or mark.get("spoiled", "")
             instance.batches.merge_watermark(mark["watermark"], same_batch)

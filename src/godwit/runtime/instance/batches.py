@@ -41,7 +41,7 @@ class Batches:
         is_first = batch.times.processing_ms == 0
         batch.due = None if spec.time_mode == "none" or is_first else batch.times_at(now_ms, spec)
         batch.fired = False
-        batch.fired_elsewhere, batch.pending_outputs = [], {}
+        batch.fired_elsewhere, batch.unfired_keys, batch.pending_outputs = [], frozenset(), {}
         batch.unfired, batch.firings = Units(), 0  # timers that have not fired are due in the new batch, too
         batch.before = None if batch.joined or batch.progress.batch < 0 else batch.progress.batch
         batch.joined = False
@@ -146,7 +146,8 @@ class Batches:
         batch = self._memory.batch
         batch.progress = progress
         batch.fired = progress.batch < 0
-        batch.fired_elsewhere, batch.pending_outputs, batch.unfired = [], {}, Units()
+        batch.fired_elsewhere, batch.unfired_keys = [], frozenset()
+        batch.pending_outputs, batch.unfired = {}, Units()
         batch.watermark = replace(batch.watermark, reported={})
         self._memory.counters.late = batch.late_before
         batch.spoiled = ""

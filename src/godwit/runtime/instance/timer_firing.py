@@ -76,8 +76,10 @@ class TimerFiring:
         assert memory.ownership is not None, "columns are made from an ownership"
         hashes = memory.hashes_of([key for _, key in timers])
         mine = np.isin(memory.stands(hashes), (MINE, int(Stand.LENT)))
+        unfired: Any = np.isin(hashes, list(batch.unfired_keys))
         for units in batch.fired_elsewhere:
-            mine &= ~selects(units, memory.ownership)(hashes)
+            fired = selects(units, memory.ownership)(hashes)
+            mine &= ~fired | (unfired & ~np.isin(hashes, list(units.keys)))
         if batch.fired:
             mine &= selects(batch.unfired, memory.ownership)(hashes)
         return [timer for timer, own in zip(timers, mine.tolist(), strict=True) if own]
@@ -100,13 +102,27 @@ class TimerFiring:
         """
         batch = self._memory.batch
         fired = fired_of(units, mark) if same_batch else Units()
+        unfired_keys = self._unfired_keys(units, fired, mark) if fired else frozenset(units.keys)
         if not batch.fired:
             if fired:
                 batch.fired_elsewhere.append(fired)
+            batch.unfired_keys |= unfired_keys
         elif lost and self._memory.spec.time_mode != "none":
-            batch.unfired |= units - fired
+            batch.unfired |= (units - fired) | Units(keys=frozenset(mark.get("unfired_keys", ())) & unfired_keys)
         if same_batch and batch.due is None and mark["due"] is not None:
             batch.due = Times(*mark["due"])
+
+    def _unfired_keys(self, units: Units, fired: Units, mark: Mapping[str, Any]) -> frozenset[int]:
+        """Keys of groups that fired elsewhere whose own timers did not: when the groups fired, the keys were apart from them.
+
+        Such a key may go back to its group in this batch, and then only its name tells that its timers are still due.
+        """
+        ownership = self._memory.ownership
+        assert ownership is not None, "units arrive only where there is an ownership"
+        count = len(ownership.groups)
+        apart = {key for key, share in ownership.keys.items() if share.stand in (Stand.MINE, Stand.LENT, Stand.CUT)}
+        known = apart | set(mark.get("unfired_keys", ()))
+        return (units - fired).keys | {key for key in known if key % count in fired.groups}
 
     # -- questions ---------------------------------------------------------------------------------------------------
 

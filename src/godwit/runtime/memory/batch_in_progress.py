@@ -33,6 +33,8 @@ class BatchInProgress:
     fired: bool = True  # the timers of this instance have fired in this batch
     firings: int = 0  # how often timers have fired here in this batch
     fired_elsewhere: list[Units] = field(default_factory=list)  # their previous owner has fired their timers
+    # Keys of groups in `fired_elsewhere` that were apart from the group when its timers fired: theirs have not fired.
+    unfired_keys: frozenset[int] = frozenset()
     unfired: Units = field(default_factory=Units)  # of a lost owner that had not fired, after this instance had
     # By step of a hand-over: outputs of timers fired by the previous owner. Counted when the step is served.
     pending_outputs: dict[str, list[tuple[str, Entry]]] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class BatchInProgress:
             "due": None if self.due is None else [self.due.processing_ms, self.due.watermark_ms, self.due.late_ms],
             "fired": self.fired,
             "fired_elsewhere": [units.to_dict() for units in self.fired_elsewhere],
+            "unfired_keys": sorted(self.unfired_keys),
             "unfired": self.unfired.to_dict(),
             "firings": self.firings,
             "before": self.before,
@@ -85,6 +88,7 @@ class BatchInProgress:
         self.due = self._restored_due(mark, spec)
         self.fired = mark["fired"]
         self.fired_elsewhere = [Units.from_dict(units) for units in mark.get("fired_elsewhere", ())]
+        self.unfired_keys = frozenset(mark.get("unfired_keys", ()))
         self.unfired = Units.from_dict(mark["unfired"]) if "unfired" in mark else Units()
         self.firings = mark.get("firings", 0)
         self.before, self.joined = mark.get("before"), mark.get("joined", False)
