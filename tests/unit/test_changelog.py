@@ -650,7 +650,7 @@ def test_manifest_of_a_newer_format_is_refused(directory: Path, opened: Open) ->
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(CheckpointVersion) as caught:
         opened()
-    assert (caught.value.fields["found"], caught.value.fields["supported"]) == (2, 1)
+    assert (caught.value.fields["version"], caught.value.fields["supported"]) == (2, 1)
 
 
 def test_files_without_a_manifest_are_corruption(directory: Path, opened: Open) -> None:
