@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,29 @@ def test_heirs_of_an_heir_that_has_not_fired_get_what_it_came_with() -> None:
     second.batch.unfired = Units()
     second.timers.inherit(HERE | CAME, mark, same_batch=True, lost=True)
     assert second.batch.unfired == CAME
-    unfired = Driver(Timed(), "processingTime").instance
+    unfired = heir().instance
     unfired.batch.fired = False
     unfired.timers.inherit(HERE | CAME, mark, same_batch=True, lost=True)
     assert unfired.batch.fired_elsewhere == [HERE]
+
+
+def test_a_key_that_was_apart_when_its_group_fired_elsewhere_has_not_fired() -> None:
+    """Nor has it once it is one of the group again, here or at the next owner."""
+    driver = heir()
+    instance, ownership = driver.instance, driver.instance.ownership
+    assert ownership is not None
+    key = GROUPS + 2  # of group 2
+    ownership.keys[key] = replace(ownership.groups[2], epoch=3)
+    instance.batch.fired = False
+    fired = {"fired": True, "due": None, "unfired": Units().to_dict()}
+    instance.timers.inherit(CAME, fired, same_batch=True, lost=False)
+    del ownership.keys[key]
+    assert instance.timers._own([(1, (2,)), (2, (key,)), (3, (0,))]) == [(2, (key,)), (3, (0,))]
+    mark, _ = instance.mark_part()
+    follower = heir().instance
+    follower.batch.fired, follower.batch.unfired = False, Units()
+    follower.timers.inherit(CAME, mark, same_batch=True, lost=False)
+    assert follower.timers._own([(1, (2,)), (2, (key,))]) == [(2, (key,))]
 
 
 # -- what a lost host had answered -----------------------------------------------------------------------------------
