@@ -202,7 +202,7 @@ def test_newer_format_is_refused_with_both_versions(path: Path) -> None:
     for attempt in (read, sound_end):
         with pytest.raises(CheckpointVersion) as caught:
             attempt(path)
-        assert caught.value.fields == {"file": str(path), "found": 2, "supported": 1}
+        assert caught.value.fields == {"file": str(path), "version": 2, "supported": 1}
 
 
 def test_file_of_another_kind_is_corrupt(path: Path) -> None:
