@@ -100,7 +100,7 @@ def test_no_later_rows_are_applied_before_rows_that_were_lost_with_a_machine(nes
         yield rows(range(100, 140), KEYS)
 
     outputs = nest.run(1, "0", arriving())  # type: ignore[arg-type]
-    with pytest.raises(WorkLost, match=r"restarted from before work it had answered.*operator=count.*batch=1.*lane=0"):
+    with pytest.raises(WorkLost, match=r"restarted without work that it had answered.*operator=count.*batch=1.*lane=0"):
         seen.extend(outputs)  # one by one: the input looks at them
     checked = Checked()
     checked.counts = dict.fromkeys(range(KEYS), 2)

@@ -143,8 +143,8 @@ class Copies:
         fingerprint = chunk_bytes.fingerprint(work.changes.to_batch(instance.key_codec), work.outputs)
         if fingerprint != message.fingerprint:
             raise NotDeterministic(
-                "the processor did something else to the same rows when they were replayed on another host",
-                todo="Take clocks, chance and outside state out of it, or use a protocol that ships state, such as push",
+                "the processor gave another result for the same rows when they were replayed on another host",
+                todo="Use no clock, random numbers or outside state; or a protocol that ships state, such as push",
                 operator=instance.spec.name,
                 lane=message.lane,
                 batch=message.progress.batch,

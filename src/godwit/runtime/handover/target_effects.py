@@ -85,7 +85,7 @@ class TargetEffects:
         with self._shared.changed:
             instance.batch.pending_outputs.pop(handover.name(number), None)
             if self.claim(units, step.apart) != units:
-                raise InvariantBroken(f"{handover.name(number)} brings what {handover.services.host} owns")
+                raise InvariantBroken(f"{handover.name(number)} brings units that {handover.services.host} owns")
             self._check_not_outdated(number, units)
             back = handover.ownership.rejoin(units, step.apart)
             handover.add_copies(units, step.apart)

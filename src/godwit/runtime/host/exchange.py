@@ -173,7 +173,7 @@ class LaneExchange:
         for generation, lsn in answered:
             if not self._log.survived(generation, lsn):
                 raise WorkLost(
-                    "the host restarted from before work it had answered, so this attempt must be repeated",
+                    "the host has restarted without work that it had answered, so this attempt must be repeated",
                     operator=shared.instance.spec.name,
                     batch=lane.batch,
                     lane=lane.lane,

@@ -113,7 +113,7 @@ class MigrationService:
         shared = self._instance_of(request.operator)
         instance = shared.instance
         if instance.ownership is None:
-            raise DefinitionError("this operator's keys are not moved", operator=request.operator)
+            raise DefinitionError("the keys of this operator never move", operator=request.operator)
         if PROTOCOLS[request.protocol].deterministic and instance.code.adapter is None:
             raise DefinitionError(
                 f"protocol {request.protocol!r} replays rows, and the operator has no code on this host yet",
@@ -256,7 +256,9 @@ class MigrationService:
     def _heir(self, name: str) -> Heir:
         heir = self._heirs.get(name)
         if heir is None:
-            raise HostUnavailable("this host knows nothing of the takeover: it has restarted", host=self._services.host)
+            raise HostUnavailable(
+                "this host does not know the takeover, because it has restarted", host=self._services.host
+            )
         return heir
 
     def _close(self, heir: Heir) -> None:

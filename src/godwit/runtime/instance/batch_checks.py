@@ -20,7 +20,7 @@ class BatchChecks:
         self._durable = durable
 
     def check(self, verdict: Verdict, request: BatchRef, lane: str) -> None:
-        """Refuse what may not be opened; `verdict` is that of the instance's progress."""
+        """Raise unless this batch of this run may be opened. `verdict`: of the instance's progress about the request."""
         progress = self._memory.progress
         where: dict[str, Any] = {"operator": self._memory.spec.name, "batch": request.batch, "lane": lane}
         match verdict:
@@ -48,8 +48,8 @@ class BatchChecks:
             raise InvariantBroken("rows came before their batch was opened", operator=self._memory.spec.name, lane=lane)
         if spoiled:
             raise NotReplayable(
-                f"something of this batch did not replay, so it cannot be completed in this run: {spoiled}",
-                todo="Start the query again: the batch is then reverted first, and may be cut otherwise",
+                f"rows of this batch did not replay, so it cannot be completed in this run: {spoiled}",
+                todo="Start the query again: the batch is then reverted first, and may have other partitions",
                 operator=self._memory.spec.name,
                 batch=request.batch,
                 lane=lane,
@@ -67,12 +67,12 @@ class BatchChecks:
             )
 
     def check_complete(self, request: BatchRef) -> None:
-        """A batch begins, so Spark has committed the one before: all of that must be here."""
+        """A batch begins, so Spark has committed the batch before: raise if that batch is incomplete here."""
         why = self._memory.incomplete
         if why and not self._memory.spec.ephemeral:
             raise BatchIncomplete(
                 f"Spark has committed batch {self._memory.progress.batch}, but {why}",
-                todo="Let foreachBatch raise what its batch raises, and evaluate the whole of it. Restore both checkpoints "
+                todo="Let foreachBatch raise the errors of its batch, and evaluate the whole batch. Restore both checkpoints "
                 "from a copy made before that batch; or start the query again with onGap='accept', without that batch",
                 operator=self._memory.spec.name,
                 batch=request.batch,
@@ -80,13 +80,13 @@ class BatchChecks:
 
     def lost_batch(self, why: str, error: CheckpointMismatch) -> CheckpointMismatch:
         return CheckpointMismatch(
-            f"Spark has committed batch {self._memory.progress.batch}, but {why}. So this state is that of the batch before",
+            f"Spark has committed batch {self._memory.progress.batch}, but {why}. So this is the state of the batch before",
             todo=error.todo,
             operator=self._memory.spec.name,
         )
 
     def spoil(self, error: NotReplayable) -> NotReplayable:
-        """Rows of other lanes may have been applied, so nothing more of this batch is taken in this run of the query."""
+        """Record that this batch must not be committed in this run of the query: nothing more of it is applied."""
         batch = self._memory.batch
         error.at(operator=self._memory.spec.name, batch=batch.progress.batch)
         if not batch.spoiled:
@@ -95,10 +95,10 @@ class BatchChecks:
         return error
 
 
-def cut_otherwise(lane: str, how: str) -> NotReplayable:
+def partition_changed(lane: str, how: str) -> NotReplayable:
     return NotReplayable(
-        f"this partition of the batch {how}, so rows cannot be told apart",
-        todo="Start the query again: the batch is then reverted first. Use a source that cuts a batch into the same "
-        "partitions whenever it is read, or name lane and sequence columns",
+        f"this partition of the batch {how}, so replayed rows cannot be recognised",
+        todo="Start the query again: the batch is then reverted first. Use a source that divides a batch into "
+        "the same partitions whenever it is read, or name lane and sequence columns",
         lane=lane,
     )

@@ -117,7 +117,7 @@ class Batches:
         """
         progress = self._memory.progress
         if run in progress.fenced:
-            raise StaleRun("another job brings the initial state by now", operator=self._memory.spec.name)
+            raise StaleRun("another job loads the initial state now", operator=self._memory.spec.name)
         if progress.query is None and run != progress.run:
             self._begin_anew(progress.initialised_by(run))
 

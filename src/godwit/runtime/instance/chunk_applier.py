@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from godwit.errors import NotReplayable
 from godwit.model.progress import BatchRef
-from godwit.runtime.instance.batch_checks import BatchChecks, cut_otherwise
+from godwit.runtime.instance.batch_checks import BatchChecks, partition_changed
 from godwit.runtime.instance.failure_isolation import IsolatingRun
 from godwit.runtime.instance.user_code import UserCode
 from godwit.runtime.memory.changelog_parts import mark_part
@@ -73,7 +73,7 @@ class ChunkApplier:
         end = ledger.finished.get(lane)
         if end is not None and len(chunk) and (last := int(chunk.rows[-1])) >= end:
             # Checked here too: an attempt that Spark stops early (a speculative copy) never reports its number of rows.
-            raise self._checks.spoil(cut_otherwise(lane, f"had {end} rows before and now has a row {last}"))
+            raise self._checks.spoil(partition_changed(lane, f"had {end} rows before and now has a row {last}"))
         try:
             return ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks)
         except NotReplayable as error:

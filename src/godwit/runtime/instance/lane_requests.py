@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from godwit.errors import CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef, Verdict
-from godwit.runtime.instance.batch_checks import BatchChecks, cut_otherwise
+from godwit.runtime.instance.batch_checks import BatchChecks, partition_changed
 from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.chunk_applier import late_us
 from godwit.runtime.instance.timer_firing import TimerFiring
@@ -128,7 +128,7 @@ class LaneRequests:
         if before is None and (applied := ledger.last_row(lane) + 1) > (end.row_count or 0):
             before = applied  # by an attempt that did not finish the lane
         if before is not None and before != end.row_count and end.row_count is not None:
-            raise self._checks.spoil(cut_otherwise(lane, f"had {before} rows before and has {end.row_count} now"))
+            raise self._checks.spoil(partition_changed(lane, f"had {before} rows before and has {end.row_count} now"))
         if end.row_count is not None and end.sent is not None:
             self._check_sent(lane, end.sent)
 
