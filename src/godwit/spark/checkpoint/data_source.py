@@ -173,11 +173,14 @@ class FilteredStateReader(StateSourceReader):
 
 
 def _values(each: Filter) -> tuple[str | None, tuple[Any, ...]]:
+    """The column of a filter and the values that it lets through. In SQL, `=` and `IN` never let a null through."""
     match each:
-        case EqualTo(attribute=(name,), value=value) | EqualNullSafe(attribute=(name,), value=value):
+        case EqualNullSafe(attribute=(name,), value=value):
             return name, (value,)
+        case EqualTo(attribute=(name,), value=value):
+            return name, () if value is None else (value,)
         case In(attribute=(name,), value=values):
-            return name, tuple(values)
+            return name, tuple(value for value in values if value is not None)
         case _:
             return None, ()
 
