@@ -23,10 +23,10 @@ def kept(stood: bool) -> tuple[RequestQueue, Migration, MoveProgress]:
     changes = RequestQueue(parts, nothing, "test")
     options: Any = None
     migration = Migration("m1", "standby", options, lambda *_: None)
-    course = MoveProgress(Move("count", "host-0", "host-1", GROUPS), stood=stood)
-    migration.courses.append(course)
-    changes._requests.append(QueuedRequest(migration, lambda: None, Claim.of([course.move])))  # type: ignore[arg-type,return-value]
-    return changes, migration, course
+    progress = MoveProgress(Move("count", "host-0", "host-1", GROUPS), stood=stood)
+    migration.moves.append(progress)
+    changes._requests.append(QueuedRequest(migration, lambda: None, Claim.of([progress.move])))  # type: ignore[arg-type,return-value]
+    return changes, migration, progress
 
 
 @pytest.mark.parametrize("stood", [True, False])
@@ -38,13 +38,13 @@ def test_copies_on_it_are_given_up_also_while_they_are_made_again(stood: bool) -
 
 
 def test_what_stood_for_it_has_taken_over() -> None:
-    changes, migration, course = kept(stood=True)
+    changes, migration, progress = kept(stood=True)
     changes.taken_over("host-0")
-    assert course.left == 0
+    assert progress.left == 0
     assert migration.aborting is None
 
 
 def test_what_did_not_stand_has_not() -> None:
-    changes, _, course = kept(stood=False)
+    changes, _, progress = kept(stood=False)
     changes.taken_over("host-0")
-    assert course.left == 2
+    assert progress.left == 2

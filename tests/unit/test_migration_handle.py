@@ -21,13 +21,13 @@ class Asked:
 
     def migration(self, groups: int = 4) -> Migration:
         made = Migration("m1", "move", CheckedOptions(), lambda _, reason: self.aborts.append(reason))
-        made.courses.append(MoveProgress(Move("speed", "a", "b", Units(frozenset(range(groups))))))
+        made.moves.append(MoveProgress(Move("speed", "a", "b", Units(frozenset(range(groups))))))
         return made
 
 
 def heard(migration: Migration, *moved: int) -> None:
     answer: dict[str, Any] = {"keys": 7, "bytes": 70, "moved": [["group", group, 2] for group in moved]}
-    migration.heard(migration.courses[0], answer)
+    migration.take_report(migration.moves[0], answer)
 
 
 def test_waiting_ends_when_it_ends_and_not_before() -> None:
@@ -52,7 +52,7 @@ def test_a_standby_is_waited_for_until_it_stands() -> None:
     migration.enter("moving")
     migration.stands()
     assert not migration.wait(0.01), "its copies have not caught up"
-    migration.courses[0].stood = True
+    migration.moves[0].stood = True
     migration.stands()
     assert migration.wait(10)
     assert [name for name, _ in migration.report()["phases"]] == ["queued", "moving", "standing"]

@@ -186,15 +186,15 @@ def answer(keys: int, moved: list[int], phase: str, wait_ms: float) -> dict[str,
 
 
 def test_a_second_try_adds_to_what_the_first_has_moved() -> None:
-    course = MoveProgress(move("a", "b", 1, 2, 3))
-    course.heard(answer(4, [1], "lost", 3.0))
-    course.heard(answer(5, [1], "lost", 3.0))
-    course.try_ended()
-    course.heard(answer(2, [2], "following", 5.0))
-    seen = progress([course], "running")
+    tracked = MoveProgress(move("a", "b", 1, 2, 3))
+    tracked.take_report(answer(4, [1], "lost", 3.0))
+    tracked.take_report(answer(5, [1], "lost", 3.0))
+    tracked.try_ended()
+    tracked.take_report(answer(2, [2], "following", 5.0))
+    seen = progress([tracked], "running")
     assert (seen["units"], seen["units_moved"], seen["keys"], seen["bytes"]) == (3, 2, 7, 700)
     assert seen["moves"][0]["phase"] == "following"
-    account = totals([course])
+    account = totals([tracked])
     assert account["groups_moved"] == 2
     told = account["stall"]
     assert (told["rows"], told["p50_ms"], told["p99_ms"], told["max_ms"]) == (4, 3.0, 5.0, 5.0)

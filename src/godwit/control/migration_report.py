@@ -34,7 +34,7 @@ class MoveProgress:
     waits: list[list[float]] = field(default_factory=list)
     waits_before: list[list[float]] = field(default_factory=list)
 
-    def heard(self, answer: Mapping[str, Any]) -> None:
+    def take_report(self, answer: Mapping[str, Any]) -> None:
         """Take a report of the origin on the current try, from its beginning."""
         self.counts = {name: self.before.get(name, 0) + int(answer.get(name) or 0) for name in COUNTED}
         self.keys_total = max(self.keys_total, int(answer.get("keys_total") or 0))
@@ -66,33 +66,33 @@ class MoveProgress:
         }
 
 
-def progress(courses: Sequence[MoveProgress], state: str) -> dict[str, Any]:
+def progress(moves: Sequence[MoveProgress], state: str) -> dict[str, Any]:
     """The progress of a request."""
-    units = sum(len(course.move.units) for course in courses)
+    units = sum(len(each.move.units) for each in moves)
     return {
         "phase": state,
         "units": units,
-        "units_moved": units - sum(course.left for course in courses),
-        "keys": sum(course.counts.get("keys", 0) for course in courses),
-        "keys_total": sum(max(course.keys_total, course.counts.get("keys", 0)) for course in courses),
-        "bytes": sum(course.counts.get("bytes", 0) for course in courses),
-        "moves": [course.to_dict() for course in courses],
+        "units_moved": units - sum(each.left for each in moves),
+        "keys": sum(each.counts.get("keys", 0) for each in moves),
+        "keys_total": sum(max(each.keys_total, each.counts.get("keys", 0)) for each in moves),
+        "bytes": sum(each.counts.get("bytes", 0) for each in moves),
+        "moves": [each.to_dict() for each in moves],
     }
 
 
-def totals(courses: Sequence[MoveProgress]) -> dict[str, Any]:
+def totals(moves: Sequence[MoveProgress]) -> dict[str, Any]:
     """The cost of a request: sums over its moves, and how long rows waited."""
-    counted = {name: sum(course.counts.get(name, 0) for course in courses) for name in COUNTED}
-    moved = [unit for course in courses for unit in course.moved]
+    counted = {name: sum(each.counts.get(name, 0) for each in moves) for name in COUNTED}
+    moved = [unit for each in moves for unit in each.moved]
     return {
         "keys": counted["keys"],
         "bytes": counted["bytes"],
         "rows_sent_twice": counted["rows_forwarded"],
         "bytes_sent_twice": counted["bytes_forwarded"],
-        "stall": stall([wait for course in courses for wait in course.waits], counted["rows_applied"]),
+        "stall": stall([wait for each in moves for wait in each.waits], counted["rows_applied"]),
         "groups_moved": sum(unit.kind == "group" for unit in moved),
         "keys_moved_apart": sum(unit.kind == "key" for unit in moved),
-        "moves": [course.to_dict() for course in courses],
+        "moves": [each.to_dict() for each in moves],
     }
 
 

@@ -51,10 +51,10 @@ class Rounds:
         self._table = table
         self._links = links
         self._file = file
-        self.learnt = False  # the table has changed; the router sets this back
+        self.learnt = False  # whether the table has changed; the router resets this
 
-    def see_through(self, lane: str, requests: Sequence[RowsRequest]) -> list[pa.RecordBatch]:
-        """All outputs of a slice, when every row of it has been applied at some host."""
+    def apply_all(self, lane: str, requests: Sequence[RowsRequest]) -> list[pa.RecordBatch]:
+        """Wait until every row of a slice has been applied at some host; returns the outputs."""
         sent, waiting = list(requests), list(requests)
         outputs: list[pa.RecordBatch] = []
         pauses: _Pauses | None = None

@@ -135,7 +135,7 @@ class Router:
         """Until at most `left` slices are in flight; until none is, if the table has learnt from a refusal."""
         while len(self._sent) > (0 if self._rounds.learnt else left):
             row_slice, requests, sent_s = self._sent.popleft()
-            outputs = self._rounds.see_through(row_slice.lane, requests)
+            outputs = self._rounds.apply_all(row_slice.lane, requests)
             self._pace.answered(len(row_slice.rows), sent_s, ports.now_s())
             yield from _ordered(outputs)
         if not self._sent:

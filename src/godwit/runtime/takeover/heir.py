@@ -62,8 +62,10 @@ class ReceiverAnswers:
         """Raise unless the newest answer is of this kind. A receiver answers before `take` returns."""
         answer = self.last()
         if not isinstance(answer, kind):
-            heard = "nothing" if answer is None else answer.kind
-            raise HostUnavailable(f"the keys cannot be taken over in this batch: {heard} was answered, not {kind.kind}")
+            answered = "nothing" if answer is None else answer.kind
+            raise HostUnavailable(
+                f"the keys cannot be taken over in this batch: {answered} was answered, not {kind.kind}"
+            )
 
 
 class LostOperator:
@@ -210,15 +212,15 @@ class Heir:
         If the log has lost its end with the machine, copies may be ahead of it: they have rows that no ledger knows, so they
         are not used.
         """
-        heard = {operator: receiver.copied_up_to for operator, receiver in self._receivers.items()}
+        copied_up_to = {operator: receiver.copied_up_to for operator, receiver in self._receivers.items()}
         ends = left.ends()
         known = all(_survived(receiver.handover.written, ends) for receiver in self._receivers.values())
-        if known and all(batch is not None and self._whole(operator) for operator, batch in heard.items()):
-            tail = left.tail({operator: batch for operator, batch in heard.items() if batch is not None})
+        if known and all(batch is not None and self._whole(operator) for operator, batch in copied_up_to.items()):
+            tail = left.tail({operator: batch for operator, batch in copied_up_to.items() if batch is not None})
             if tail is not None:
                 self._by_copies = True
                 for operator, lost in self._operators.items():
-                    lost.since = heard[operator] or 0
+                    lost.since = copied_up_to[operator] or 0
                     self._give(lost, [(messages.OriginProgress(lost.progress), None)])
                 return tail
         for operator, lost in self._operators.items():

@@ -30,7 +30,7 @@ class Migration:
         self.id = name
         self.kind = kind
         self.options = options
-        self.courses: list[MoveProgress] = []
+        self.moves: list[MoveProgress] = []  # every move of the request, with its progress
         self.minimum: int | None = None
         self.aborting: str | None = None
         self.outcome = ""
@@ -55,7 +55,7 @@ class Migration:
     def progress(self) -> dict[str, Any]:
         """Phase, units (groups and single keys) and keys moved so far and in total, bytes, and the same per move."""
         with self._changed:
-            return migration_report.progress(self.courses, self.outcome or self._phase) | {"id": self.id}
+            return migration_report.progress(self.moves, self.outcome or self._phase) | {"id": self.id}
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, or for complete copies of a standby; False after the timeout. Raises the error that ended it."""
@@ -95,7 +95,7 @@ class Migration:
                 "reconfiguration_s": round(over_s, 4),
                 "phases": [list(phase) for phase in self._phases],
                 "groups_minimum": self.minimum,
-                **migration_report.totals(self.courses),
+                **migration_report.totals(self.moves),
             }
 
     # -- for the request queue ---------------------------------------------------------------------------------------
@@ -129,17 +129,17 @@ class Migration:
     def stands(self) -> None:
         """The copies of a move of a standby are complete."""
         with self._changed:
-            if all(course.stood or course.over for course in self.courses) and not self.standing:
+            if all(progress.stood or progress.over for progress in self.moves) and not self.standing:
                 self._phase = "standing"
                 self._phases.append(["standing", round(time.monotonic() - self._began_s, 4)])
             self._changed.notify_all()
 
-    def wait_copy(self, course: MoveProgress, asked: str) -> str | None:
+    def wait_copy(self, progress: MoveProgress, asked: str) -> str | None:
         """Wait for complete copies of a try other than `asked`, and return its name; None when the move is over."""
         with self._changed:
-            while not course.over:
-                if course.stood and course.attempt != asked:
-                    return course.attempt
+            while not progress.over:
+                if progress.stood and progress.attempt != asked:
+                    return progress.attempt
                 self._changed.wait(0.2)
         return None
 
@@ -149,9 +149,9 @@ class Migration:
             self._moves_made += 1
             return f"{self.id}-{self._moves_made}"
 
-    def heard(self, course: MoveProgress, answer: dict[str, Any]) -> None:
+    def take_report(self, progress: MoveProgress, answer: dict[str, Any]) -> None:
         with self._changed:
-            course.heard(answer)
+            progress.take_report(answer)
 
     def end(self, outcome: str, reason: str = "", error: GodwitError | None = None) -> None:
         with self._changed:

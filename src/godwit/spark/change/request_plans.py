@@ -142,9 +142,9 @@ class RequestPlanner:
         for move in wanted:
             copies = [pair for pair in self._copies() if _copy_of(pair[1].move, move)]
             missing = move.units
-            for _, course in copies:
-                missing -= course.move.units
-            more = [course for _, course in copies if course.move.units - move.units]
+            for _, progress in copies:
+                missing -= progress.move.units
+            more = [progress for _, progress in copies if progress.move.units - move.units]
             if missing or more:
                 what = (
                     f"{len(missing)} of {len(move.units)} units have no copy"
@@ -158,7 +158,7 @@ class RequestPlanner:
                     origin=move.origin,
                 )
             standing += copies
-        return Plan([course.move for _, course in standing], leaving=list(leaving), standing=standing)
+        return Plan([progress.move for _, progress in standing], leaving=list(leaving), standing=standing)
 
 
 def _copy_of(copy: Move, wanted: Move) -> bool:

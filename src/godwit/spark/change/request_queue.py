@@ -41,7 +41,7 @@ class QueuedRequest:
         """What the request claims now: a standby claims only what has not been handed over yet."""
         if not self.migration.standing:
             return self.claim
-        return Claim.of([course.move for course in self.migration.courses if not course.over])
+        return Claim.of([progress.move for progress in self.migration.moves if not progress.over])
 
 
 class RequestQueue:
@@ -117,23 +117,23 @@ class RequestQueue:
         """The copies of all standbys, also those that are being made, or made again after a loss."""
         with self._turn:
             standbys = [request.migration for request in self._requests if request.migration.kind == "standby"]
-        return [(standby, course) for standby in standbys for course in standby.courses if not course.over]
+        return [(standby, progress) for standby in standbys for progress in standby.moves if not progress.over]
 
     def copies_of(self, host: str) -> dict[str, dict[str, Units]]:
         """The complete copies of units of this host, by operator and by the host that has the copy."""
         copies: dict[str, dict[str, Units]] = {}
-        for _, course in self._copies():
-            if course.move.origin == host and course.stood:
-                share = copies.setdefault(course.move.operator, {})
-                share[course.move.target] = share.get(course.move.target, Units()) | course.move.units
+        for _, progress in self._copies():
+            if progress.move.origin == host and progress.stood:
+                share = copies.setdefault(progress.move.operator, {})
+                share[progress.move.target] = share.get(progress.move.target, Units()) | progress.move.units
         return copies
 
     def taken_over(self, host: str) -> None:
         """Other hosts own the units of this lost host now: end the copies of its units, and the copies on it."""
-        for migration, course in self._copies():
-            if course.move.origin == host and course.stood:
-                course.moved |= {unit: 0 for unit in course.move.units if unit not in course.moved}
-            if course.move.target == host:
+        for migration, progress in self._copies():
+            if progress.move.origin == host and progress.stood:
+                progress.moved |= {unit: 0 for unit in progress.move.units if unit not in progress.moved}
+            if progress.move.target == host:
                 migration.abort(f"{host}, which had the copies, was lost")
 
     # -- the queue ---------------------------------------------------------------------------------------------------
@@ -205,9 +205,9 @@ class RequestQueue:
     def _abort(self, migration: Migration, reason: str) -> None:
         with self._turn:
             self._turn.notify_all()
-        for course in list(migration.courses):
-            if course.attempt and not course.over:
-                self._runner.abort(course, reason)
+        for progress in list(migration.moves):
+            if progress.attempt and not progress.over:
+                self._runner.abort(progress, reason)
 
     def keys_move(self) -> bool:
         """Whether a request that moves keys runs or waits. Complete copies of a standby do not count, nor do warm hosts."""
@@ -248,7 +248,7 @@ class RequestQueue:
         recorded = ("keys", "bytes", "groups_moved", "groups_minimum", "keys_moved_apart", "reconfiguration_s", "stall")
         try:
             figures = {name: report[name] for name in recorded}
-            operators = sorted({course.move.operator for course in migration.courses})
+            operators = sorted({progress.move.operator for progress in migration.moves})
             self._history.add(
                 "ended", migration=migration.id, operators=operators, outcome=outcome, reason=reason, **figures
             )
@@ -277,7 +277,7 @@ class RequestQueue:
             self._members.join(plan.joining)
         migration.enter("moving")
         self._move(migration, plan)
-        left = sum(course.left for course in migration.courses)
+        left = sum(progress.left for progress in migration.moves)
         if plan.leaving and not left and migration.aborting is None:
             migration.enter("leaving")
             self._leave(migration, plan.leaving)
@@ -285,11 +285,11 @@ class RequestQueue:
             migration.enter("restarting")
             migration.options.restart()
             migration.served_now()
-        return self._outcome(migration, sum(course.left for course in migration.courses))
+        return self._outcome(migration, sum(progress.left for progress in migration.moves))
 
     def _move(self, migration: Migration, plan: Plan) -> None:
         if plan.standing:
-            migration.courses.extend(course for _, course in plan.standing)
+            migration.moves.extend(progress for _, progress in plan.standing)
             jobs = [lambda pair=pair: self._runner.hand_over(*pair) for pair in plan.standing]
             run_side_by_side(jobs)
             return
@@ -307,7 +307,7 @@ class RequestQueue:
             moves = [move for name, table in tables.items() for move in planner.spread(name, table, staying)]
             moves = moves or [m for name, table in tables.items() for m in planner.keys_home(name, table, leaving)]
             self._runner.run(migration, moves, order, protocol)
-            if migration.aborting is not None or any(course.left for course in migration.courses):
+            if migration.aborting is not None or any(progress.left for progress in migration.moves):
                 return
 
     def _outcome(self, migration: Migration, left: int) -> tuple[str, str, GodwitError | None]:
@@ -315,7 +315,7 @@ class RequestQueue:
             return "aborted", migration.aborting, None
         if not left:
             return "done", "", None
-        reason = next(course.reason for course in migration.courses if course.left)
+        reason = next(progress.reason for progress in migration.moves if progress.left)
         kind = NotDeterministic if NotDeterministic.code in reason else HostUnavailable
         error = kind(
             f"{left} units were not moved: {reason or 'no reason was given'}",

@@ -29,7 +29,7 @@ from godwit.transport import typed
 
 TRIES = 3
 ANSWER_WAIT_S = 2.0  # how long an origin waits for news before it answers
-ASK_GAP_S = 0.02  # an origin has news with every step, and a person needs no more
+ASK_GAP_S = 0.02  # an origin has news with every step; a user needs fewer answers
 LOST = ("", "the target was lost")  # reasons after which a second try may work
 
 
@@ -44,16 +44,16 @@ class MoveRunner:
 
     def run(self, migration: Migration, moves: Sequence[Move], order: str, protocol: str) -> None:
         """Run all moves, round by round. The progress of a move records why it failed; errors are raised."""
-        courses = {id(move): MoveProgress(move) for move in moves}
-        migration.courses.extend(courses.values())
+        progress_of = {id(move): MoveProgress(move) for move in moves}
+        migration.moves.extend(progress_of.values())
         # A standby does not end, so no move can wait for another one.
         stands = protocol in PROTOCOLS and PROTOCOLS[protocol].until_asked
         for together in [moves] if stands else step_order.rounds(order, moves):
             if migration.aborting is None:
-                run_side_by_side([self._job(migration, courses[id(move)], order, protocol) for move in together])
+                run_side_by_side([self._job(migration, progress_of[id(move)], order, protocol) for move in together])
 
-    def _job(self, migration: Migration, course: MoveProgress, order: str, protocol: str) -> Callable[[], None]:
-        return lambda: self._run(migration, course, order, self._protocol(protocol, course.move.operator))
+    def _job(self, migration: Migration, progress: MoveProgress, order: str, protocol: str) -> Callable[[], None]:
+        return lambda: self._run(migration, progress, order, self._protocol(protocol, progress.move.operator))
 
     def _protocol(self, asked: str, operator: str) -> str:
         """The state of an operator that was not defined since the flock was opened can only be shipped, not replayed."""
@@ -63,45 +63,47 @@ class MoveRunner:
 
     # -- one move ----------------------------------------------------------------------------------------------------
 
-    def _run(self, migration: Migration, course: MoveProgress, order: str, protocol: str) -> None:
+    def _run(self, migration: Migration, progress: MoveProgress, order: str, protocol: str) -> None:
         tries = 0
         try:
-            while course.left and migration.aborting is None and tries < TRIES:
-                again = self._try(migration, course, order, protocol)
-                tries = 1 if course.stood else tries + 1  # complete copies that were lost are made again, however often
+            while progress.left and migration.aborting is None and tries < TRIES:
+                again = self._try(migration, progress, order, protocol)
+                tries = (
+                    1 if progress.stood else tries + 1
+                )  # complete copies that were lost are made again, however often
                 if not again:
                     break
         finally:
-            course.over = True
-            course.phase = "stayed" if course.left else "moved"
+            progress.over = True
+            progress.phase = "stayed" if progress.left else "moved"
 
-    def _try(self, migration: Migration, course: MoveProgress, order: str, protocol: str) -> bool:
+    def _try(self, migration: Migration, progress: MoveProgress, order: str, protocol: str) -> bool:
         """Try to move what is left; whether another try may work."""
-        move, before = course.move, dict(course.moved)
+        move, before = progress.move, dict(progress.moved)
         left = Units.of(*(unit for unit in move.units if unit not in before))
-        course.attempt, course.stood = migration.next_move(), False
-        course.tries += 1
+        progress.attempt, progress.stood = migration.next_move(), False
+        progress.tries += 1
         began_s = time.monotonic()
-        self._begin(migration, course, order, protocol, left)
-        answer = self._follow(migration, course, PROTOCOLS[protocol].until_asked)
-        if course.left:
-            self._learn(course, self._settle(course, left))
-        course.reason = "the origin restarted" if answer is None else answer.reason
-        course.try_ended()
-        if answer is not None and course.phases:
-            migration.served_at(began_s + float(course.phases[-1][1]) / 1000)
-        self._note(migration, course, before)
-        return bool(course.left) and (answer is None or course.reason in LOST)
+        self._begin(migration, progress, order, protocol, left)
+        answer = self._follow(migration, progress, PROTOCOLS[protocol].until_asked)
+        if progress.left:
+            self._learn(progress, self._settle(progress, left))
+        progress.reason = "the origin restarted" if answer is None else answer.reason
+        progress.try_ended()
+        if answer is not None and progress.phases:
+            migration.served_at(began_s + float(progress.phases[-1][1]) / 1000)
+        self._note(migration, progress, before)
+        return bool(progress.left) and (answer is None or progress.reason in LOST)
 
-    def _begin(self, migration: Migration, course: MoveProgress, order: str, protocol: str, left: Units) -> None:
-        move, options = course.move, migration.options
+    def _begin(self, migration: Migration, progress: MoveProgress, order: str, protocol: str, left: Units) -> None:
+        move, options = progress.move, migration.options
         size = step_order.step_units(order, protocol, options.step_units)
         rates = self._rates(move) if order == "hot-first" else None
         try:
             self._hosts.ask_now(
                 move.origin,
                 messages.StartMigration(
-                    course.attempt,
+                    progress.attempt,
                     move.operator,
                     move.target,
                     protocol,
@@ -113,27 +115,31 @@ class MoveRunner:
         except HostUnavailable:
             return  # the origin has begun or not: it is asked next, once it is back
         if migration.aborting is not None:
-            self.abort(course, migration.aborting)
+            self.abort(progress, migration.aborting)
 
-    def _follow(self, migration: Migration, course: MoveProgress, until_asked: bool) -> messages.MigrationReport | None:
+    def _follow(
+        self, migration: Migration, progress: MoveProgress, until_asked: bool
+    ) -> messages.MigrationReport | None:
         """Follow the move until the origin reports its end; None if the origin does not know the move any more."""
         while True:
             try:
-                answer = self._hosts.ask(course.move.origin, messages.ReportMigration(course.attempt, ANSWER_WAIT_S))
+                answer = self._hosts.ask(
+                    progress.move.origin, messages.ReportMigration(progress.attempt, ANSWER_WAIT_S)
+                )
             except HostUnavailable:
-                if course.left:
+                if progress.left:
                     raise
                 return None  # the origin was lost, and its copies have become owners
             if answer.state == "unknown":
                 return None
-            migration.heard(course, typed.to_fields(answer))
-            self._tables.moved(course.move.operator, course.moved, course.move.target)
+            migration.take_report(progress, typed.to_fields(answer))
+            self._tables.moved(progress.move.operator, progress.moved, progress.move.target)
             if answer.state == "ended":
-                waits = {"target_waits": self._waits(course.move, answer.began_ms)}
-                migration.heard(course, typed.to_fields(answer) | waits)
+                waits = {"target_waits": self._waits(progress.move, answer.began_ms)}
+                migration.take_report(progress, typed.to_fields(answer) | waits)
                 return answer
             if until_asked and _stands(answer):
-                course.stood = True
+                progress.stood = True
                 migration.stands()
             self._hosts.closing.wait(ASK_GAP_S)
 
@@ -144,9 +150,9 @@ class MoveRunner:
         except HostUnavailable:
             return []
 
-    def _settle(self, course: MoveProgress, left: Units) -> dict[Unit, int]:
+    def _settle(self, progress: MoveProgress, left: Units) -> dict[Unit, int]:
         """The units that have moved, by the ownership of both hosts, once they agree."""
-        move = course.move
+        move = progress.move
         while True:
             origin = self._tables.ask(move.origin, move.operator)
             try:
@@ -162,39 +168,39 @@ class MoveRunner:
                 return moved
             self._hosts.closing.wait(ASK_GAP_S)
 
-    def _learn(self, course: MoveProgress, moved: dict[Unit, int]) -> None:
-        course.moved |= moved
-        self._tables.moved(course.move.operator, course.moved, course.move.target)
+    def _learn(self, progress: MoveProgress, moved: dict[Unit, int]) -> None:
+        progress.moved |= moved
+        self._tables.moved(progress.move.operator, progress.moved, progress.move.target)
 
-    def _note(self, migration: Migration, course: MoveProgress, before: dict[Unit, int]) -> None:
-        move = course.move
+    def _note(self, migration: Migration, progress: MoveProgress, before: dict[Unit, int]) -> None:
+        move = progress.move
         fields: dict[str, Any] = {
             "migration": migration.id,
-            "move": course.attempt,
+            "move": progress.attempt,
             "operator": move.operator,
             "origin": move.origin,
             "target": move.target,
         }
-        new = Units.of(*(unit for unit in course.moved if unit not in before))
+        new = Units.of(*(unit for unit in progress.moved if unit not in before))
         if new:
             self._history.add("moved", **fields, groups=spans(new.groups), keys=sorted(new.keys))
-        if course.left:
-            self._history.add("stayed", **fields, units=course.left, reason=course.reason)
+        if progress.left:
+            self._history.add("stayed", **fields, units=progress.left, reason=progress.reason)
 
     # -- called by requests ------------------------------------------------------------------------------------------
 
-    def abort(self, course: MoveProgress, reason: str) -> None:
+    def abort(self, progress: MoveProgress, reason: str) -> None:
         """Ask the origin to stop the move. An origin that is down drops the move when it starts again."""
         try:
-            self._hosts.ask_now(course.move.origin, messages.AbortMigration(course.attempt, reason or "aborted"))
+            self._hosts.ask_now(progress.move.origin, messages.AbortMigration(progress.attempt, reason or "aborted"))
         except GodwitError:
             return
 
-    def hand_over(self, standby: Migration, course: MoveProgress) -> None:
+    def hand_over(self, standby: Migration, progress: MoveProgress) -> None:
         """Make the host of a complete copy the owner, and wait for it. A copy that was just lost is made again first."""
         asked = ""
-        while (attempt := standby.wait_copy(course, asked)) is not None:
-            self._hosts.ask(course.move.origin, messages.HandOverStandby(attempt))
+        while (attempt := standby.wait_copy(progress, asked)) is not None:
+            self._hosts.ask(progress.move.origin, messages.HandOverStandby(attempt))
             asked = attempt
 
     def measure(self, host: str, operator: str) -> Measured:
