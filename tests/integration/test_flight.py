@@ -236,7 +236,7 @@ class NewerService(Service):
 def test_an_answer_of_another_version_is_refused_by_the_caller() -> None:
     newer = NewerService("127.0.0.1", TOKEN, {})
     client = Client(f"127.0.0.1:{newer.port}", TOKEN)
-    with pytest.raises(MalformedRequest, match=r"wire version 99 where 1 is spoken\. Run the same version of godwit"):
+    with pytest.raises(MalformedRequest, match=r"wire version 99 where 2 is spoken\. Run the same version of godwit"):
         client.call("echo")
     client.close()
     assert newer.stop(10.0)

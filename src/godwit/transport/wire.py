@@ -10,7 +10,7 @@ from typing import Any
 
 from godwit.errors import GodwitError, MalformedRequest, from_json
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 ROW = "__godwit_row"
 HASH = "__godwit_hash"
 CHECK = "__godwit_check"  # 32 bits of a row's content; if a chunk has this column, it comes before the row numbers
