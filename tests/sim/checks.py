@@ -1,4 +1,4 @@
-"""What must hold (I1-I7 of DESIGN 3), as a user sees it: outputs that are committed, state in the end, who owns what.
+"""What must hold (I1-I7 of docs/internals.md), as a user sees it: outputs that are committed, state in the end, who owns what.
 
 What an operator should have put out is computed here from its committed inputs, batch by batch: first the timers that are due,
 then the rows that are not late. How rows of several lanes interleave is nobody's promise, so it is taken from the outputs.

@@ -28,7 +28,7 @@ SLOW_SYNC = 0.3  # of the syncs, where disks are slow
 
 
 class Breach(AssertionError):
-    """An invariant of DESIGN 3 does not hold."""
+    """An invariant of docs/internals.md does not hold."""
 
     def __init__(self, invariant: str, what: str) -> None:
         super().__init__(f"{invariant}: {what}")

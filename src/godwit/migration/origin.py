@@ -1,7 +1,7 @@
 """The origin's side of every migration: steps that go from phase to phase by a protocol's table.
 
 A migration is a list of steps; a step is a set of units that are handed over together. A protocol is a table from (phase,
-event) to (effects, next phase). All that follows the commit point is the same for all protocols and is in this file (DESIGN 5):
+event) to (effects, next phase). All that follows the commit point is the same for all protocols and is in this file:
 one durable record of the origin, `released`, commits a step, and the origin tells the target until the target has confirmed. A
 released step is taken back in one case only: the target is lost for good, its log is closed, and by that log the target never
 owned the step. A step that is not released can be dropped at any time: the origin still owns its units and goes on.

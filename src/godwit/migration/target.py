@@ -4,7 +4,7 @@ The target's side is the same for all protocols. The target accepts state of a s
 connection, until the step is prepared. A step that is prepared, served, or dropped accepts no more state, however late the
 state arrives. A step that is not released is only a copy: its rows wait, and the target drops the copy when the origin, or its
 log, says that the step stays at the origin. The target decides nothing by itself or by a timeout: when the connection breaks,
-it asks the origin, the origin's successor or its heirs until there is an answer (DESIGN 5).
+it asks the origin, the origin's successor or its heirs until there is an answer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 This module ensures I1 (one owner). An instance applies a row only if its stand to the row's key is `MINE`; every other stand
 says what happens to the row instead. LENT, CUT and EXPECTED are never written to the log: they belong to a hand-over in
-progress, and a restart goes back to MINE or AWAY (DESIGN 5: before `released` the origin owns a unit, after it the target
+progress, and a restart goes back to MINE or AWAY (before `released` the origin owns a unit, after it the target
 does).
 
 An epoch counts the owners that a unit has had. A hint with a greater epoch is newer, so following hints ends at the owner.

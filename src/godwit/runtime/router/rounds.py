@@ -1,6 +1,6 @@
 """How all rows of a slice get applied: rows that a host refuses go to their owner, round by round.
 
-This is late binding (DESIGN 2.3): the routing table may be old, because a host that does not own a key names the owner. A
+This is late binding: the routing table may be old, because a host that does not own a key names the owner. A
 refusal updates the table. This module never decides who owns a key, only which host to ask next; asking the wrong host costs a
 round trip.
 """

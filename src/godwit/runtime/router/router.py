@@ -3,7 +3,7 @@
 It splits a lane's rows by their owners in its routing table, sends refused rows on to their owners, and lets the task end only
 when every host has made the lane's work durable. It decides nothing about state, nor who owns a key.
 
-Order (DESIGN 5): the answers to slices are collected in the order of sending, and all rows of one slice are applied before the
+Order (I3): the answers to slices are collected in the order of sending, and all rows of one slice are applied before the
 next slice is looked at. New owners that were learnt from a refusal are used for new slices only when no slice is in flight. So
 no row overtakes an earlier row of its key that is still on its way to, or back from, an older owner.
 """
