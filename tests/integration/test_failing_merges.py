@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from godwit.runtime.host.host import HostConfig
 from godwit.runtime.liveness.leases import host_directory
-from godwit.runtime.messages import GetStatus
+from godwit.runtime.messages import GetStatus, HostStatus
 from godwit.transport import typed
 from tests.integration.nest import Nest, rows
 from tests.spark.flocks import wait_until
@@ -31,7 +30,7 @@ def nest(tmp_path: Path) -> Iterator[Nest]:
     nest.close()
 
 
-def status(nest: Nest) -> dict[str, Any]:
+def status(nest: Nest) -> HostStatus:
     client = nest.client("host-0")
     try:
         return typed.ask(client, GetStatus())
@@ -54,10 +53,10 @@ def test_a_damaged_segment_is_told_and_merged_when_it_is_put_back(nest: Nest) ->
     whole = sealed.read_bytes()
     sealed.write_bytes(whole[:-20] + bytes(20))
     run_until(3)
-    wait_until(lambda: status(nest)["upkeep_error"], what="the host says that it cannot merge")
-    assert sealed.name in status(nest)["upkeep_error"]
+    wait_until(lambda: status(nest).upkeep_error, what="the host says that it cannot merge")
+    assert sealed.name in (status(nest).upkeep_error or "")
     run_until(6)  # and it goes on
     sealed.write_bytes(whole)
-    wait_until(lambda: status(nest)["upkeep_error"] is None, what="merging is tried again")
+    wait_until(lambda: status(nest).upkeep_error is None, what="merging is tried again")
     wait_until(lambda: not sealed.exists(), what="the segment is merged")
     assert sum(nest.state(batch - 1).values()) == batch * 100
