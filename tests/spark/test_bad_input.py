@@ -537,7 +537,7 @@ def test_damaged_newer_and_other_checkpoints_are_refused_whole(life: Life) -> No
     damages: tuple[tuple[Callable[[], None], type[godwit.GodwitError], tuple[str, ...]], ...] = (
         (damage_middle, CheckpointCorrupt, (log.name, f"file={log}", "operators=count", "host=host-0", "from a copy")),
         (newer_log, CheckpointVersion, (log.name, "format version 99", "reads up to 1", "or a newer one")),
-        (newer_flock, CheckpointVersion, ("format 99, this version reads up to 1", "or a newer one")),
+        (newer_flock, CheckpointVersion, ("format 99, and this version reads up to 1", "or a newer one")),
         (cut_flock, CheckpointCorrupt, ("flock.json cannot be read", "from a copy")),
     )
     for damage, kind, words in damages:
