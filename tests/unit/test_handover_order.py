@@ -11,6 +11,7 @@ import pytest
 
 from godwit.migration import PROTOCOLS
 from godwit.model.ownership import Stand
+from godwit.model.progress import BatchRef
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued, TargetConnection
@@ -210,3 +211,24 @@ def test_what_timers_put_out_goes_with_the_last_keys_though_their_origin_restart
     pair.wait(lambda: pair.b.owned() == ALL)
     pair.wait_ended()
     assert pair.b.shared.instance.ledger.firings("0") == [("host-0/0/1", 1)]
+
+
+def test_batch_that_begins_anew_between_release_and_shipment_is_anew_in_the_copies_too(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run of the query, at the only moment at which live-unordered has released and not shipped."""
+    log, sync = pair.a.log, pair.a.log.sync
+    later = BatchRef("q", "later", 0)
+
+    def begin_anew(lsn: int) -> None:
+        sync(lsn)
+        instance = pair.a.shared.instance
+        assert instance.ownership is not None
+        if instance.ownership.outgoing and instance.progress.run != "later":
+            with pair.a.shared.lock:
+                instance.batches.revert(later)
+
+    monkeypatch.setattr(log, "sync", begin_anew)
+    assert pair.moved("live-unordered").dropped == 0
+    assert pair.a.shared.instance.progress.run == "later"
+    assert pair.b.totals() == {}, "rows of the earlier run are left"

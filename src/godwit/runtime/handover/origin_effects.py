@@ -179,6 +179,9 @@ class OriginEffects:
         """Send all that the target lacks of the step. Nothing of the step changes after the cut, so all is taken at once."""
         with self._shared.lock:
             items = self._shipped(step, units)
+            self.handover.step(step).shipped = True
+            if self.handover.name(step) in self.handover.ownership.outgoing:
+                self.handover.stop_forwarding(step)
         self._log.flush(self._shared.lsn)
         if self.handover.step(step).copied is not None:
             for queued in items:
@@ -218,7 +221,8 @@ class OriginEffects:
     def release(self, step: int, units: Units) -> None:
         handover, instance = self.handover, self._shared.instance
         with self._shared.changed:
-            handover.stop_forwarding(step)
+            if handover.step(step).shipped:  # else the target has to hear of a batch that begins anew until then
+                handover.stop_forwarding(step)
             handover.ownership.release(handover.name(step), units, handover.request.target)
             if not handover.ownership.mine():  # the last target answers for outputs of timers from now on
                 outputs = handover.timer_outputs

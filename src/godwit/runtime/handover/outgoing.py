@@ -47,6 +47,7 @@ class OutgoingStep:
 
     forwarder: Forwarder | None = None  # set while rows are applied to keys that were copied
     copied: set[Key] | None = None  # the keys of the step, once all of them have been copied
+    shipped: bool = False  # all that the target lacks of the step is on its way
     batch_sent: bool = False  # whether ledger and earlier state of the batch in progress were sent with the copy
 
 
@@ -129,7 +130,7 @@ class OutgoingHandover:
         """The target drops its copies, so the slices that were still to be sent are of no use."""
         self.slices.clear()
         for step in self._steps.values():
-            step.copied, step.batch_sent = None, False
+            step.copied, step.shipped, step.batch_sent = None, False, False
 
     # -- slices ------------------------------------------------------------------------------------------------------
 
