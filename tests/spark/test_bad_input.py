@@ -36,7 +36,7 @@ from godwit.errors import (
 )
 from godwit.runtime.controller import Controller
 from godwit.runtime.messages import GetStatus
-from godwit.spark import flock as flock_module
+from godwit.spark import running_flock
 from godwit.transport import typed
 from godwit.transport.flight import Client
 from tests.spark.flocks import wait_until
@@ -393,7 +393,7 @@ def test_a_flock_that_cannot_begin_lets_go_of_its_port(
         raise CheckpointUnusable("no room for owner.json")
 
     monkeypatch.setattr(Controller, "close", noted)
-    monkeypatch.setattr(flock_module, "write_owner", no_room)
+    monkeypatch.setattr(running_flock, "write_owner", no_room)
     with pytest.raises(CheckpointUnusable, match="no room"):
         godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "ck")
     assert len(closed) == 1
