@@ -1,7 +1,8 @@
 """What must hold (I1-I7 of docs/internals.md), as a user sees it: outputs that are committed, state in the end, who owns what.
 
 What an operator should have put out is computed here from its committed inputs, batch by batch: first the timers that are due,
-then the rows that are not late. How rows of several lanes interleave is nobody's promise, so it is taken from the outputs.
+then the rows that are not late; of these, rows of a hot key are merged if the operator declares a merge. How rows of several
+lanes interleave is nobody's promise, so it is taken from the outputs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.codec import compile_codec
 from tests.sim.flock import Flock
 from tests.sim.kernel import Breach
-from tests.sim.operators import NONE, Bells
+from tests.sim.operators import BLOCK_ROWS, HOT_ROWS_MIN, NONE, Bells
 from tests.sim.query import Committed, Output, Row, route_hash
 
 LOOK_TURNS = 8
@@ -38,6 +39,19 @@ class EventTime:
         self.late_ms = self._watermark_ms
         lead_ms = self._lead(self._lanes.values(), default=0)
         self._watermark_ms = max(self._watermark_ms, lead_ms - self._delay_ms)
+
+
+def merged(rows: list[Row]) -> list[Row]:
+    """One row instead of those of a hot key, in the place of the last of them: the sum of numbers, the newest time."""
+    places: dict[int, list[int]] = {}
+    for place, (key, _, _) in enumerate(rows):
+        places.setdefault(key, []).append(place)
+    left: dict[int, Row] = dict(enumerate(rows))
+    for key, of_key in places.items():
+        if len(of_key) >= HOT_ROWS_MIN:
+            some = [left.pop(place) for place in of_key]
+            left[of_key[-1]] = key, sum(n for _, n, _ in some), max(at_ms for _, _, at_ms in some)
+    return [row for _, row in sorted(left.items())]
 
 
 class Checks:
@@ -119,24 +133,31 @@ class Checks:
         return (self._time.late_ms, self._time.late_ms) if by_event else (committed.began_ms, now_ms)
 
     def _check_rows(self, where: str, lanes: dict[int, list[Output]], inputs: dict[int, list[Row]]) -> None:
-        counts: dict[int, list[int]] = {}
+        applied: dict[int, list[tuple[int, int]]] = {}
         for lane, outputs in lanes.items():
-            if [(row["key"], row["n"], row["at"]) for row in outputs] != self._in_time(inputs[lane]):
+            if [(row["key"], row["n"], row["at"]) for row in outputs] != self._applied(inputs[lane]):
                 raise Breach("I2", f"{where}, lane {lane}: outputs are not those of its rows, each once, in order")
             last: dict[int, int] = {}
             for row in outputs:
-                key, count = row["key"], row["count"]
-                if count <= last.get(key, 0):
+                key, count, weight = row["key"], row["count"], row["n"] if self._spec.merge else 1
+                if count < last.get(key, 0) + weight:
                     raise Breach("I3", f"{where}, lane {lane}: key {key} emits {count} after {last[key]}")
                 if row["rings"] != self._rings[key]:
                     raise Breach("I2", f"{where}, lane {lane}: {row} saw other timers than {self._rings[key]}")
                 last[key] = count
-                counts.setdefault(key, []).append(count)
-        for key, found in counts.items():
-            first = self._counts[key] + 1
-            if sorted(found) != list(range(first, first + len(found))):
-                raise Breach("I2", f"{where}: key {key} emits {sorted(found)}, {first} is next")
-            self._counts[key] += len(found)
+                applied.setdefault(key, []).append((count - weight, count))
+        for key, steps in applied.items():
+            for before, after in sorted(steps):
+                if before != self._counts[key]:
+                    raise Breach("I2", f"{where}: key {key} emits {sorted(steps)}, {self._counts[key]} was before")
+                self._counts[key] = after
+
+    def _applied(self, rows: list[Row]) -> list[Row]:
+        """The rows that an operator gets to see: those in time, merged block by block."""
+        if not self._spec.merge:
+            return self._in_time(rows)
+        blocks = [rows[begin : begin + BLOCK_ROWS] for begin in range(0, len(rows), BLOCK_ROWS)]
+        return [row for block in blocks for row in merged(self._in_time(block))]
 
     def _in_time(self, rows: list[Row]) -> list[Row]:
         by_event = self._spec.time_mode == "eventTime"

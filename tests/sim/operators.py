@@ -1,4 +1,4 @@
-"""What the simulated queries compute, drawn from a seed: counts with or without timers, by event time or by processing time.
+"""What the simulated queries compute, drawn from a seed: counts or sums, with or without timers, by event or processing time.
 
 Every output says what its row or timer saw and which timer it set, so that a checker can compute the next output by itself.
 """
@@ -6,6 +6,7 @@ Every output says what its row or timer saw and which timer it set, so that a ch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -25,23 +26,34 @@ BATCH_MS = 1_000  # of event time, from one batch to the next
 EVENT_TIMER_MS = 300
 PROCESSING_TIMERS_MS = np.array([0, 0, 40, 400])
 AGAIN_MS = 500
+MERGING = 0.3  # of the operators
+MERGE = {"n": "sum", "at": "max"}
+# So small that a few rows make a block, and that two rows of a key are merged.
+BLOCK_ROWS = 6
+HOT_ROWS_MIN = 2
 
 
 class Bells(godwit.Processor):
-    """A row counts itself and may set a timer. A timer counts itself, and may set another one."""
+    """A row counts itself and may set a timer. A timer counts itself, and may set another one.
+
+    With a merge a row counts as much as its number says, so that a merged row counts as much as its rows.
+    """
 
     state = {"count": pa.int64(), "rings": pa.int64()}
     output_schema = pa.schema(
         [*INPUT, ("count", pa.int64()), ("rings", pa.int64()), ("sets_ms", pa.int64()), ("fires_ms", pa.int64())]
     )
 
-    def __init__(self, mode: TimeMode) -> None:
+    def __init__(self, mode: TimeMode, merges: bool = False) -> None:
         self._mode = mode
+        if merges:
+            self.merge = MERGE
 
     def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> godwit.Outputs:
-        count = state["count"][rows.codes] + rows.rank + 1
+        weights = rows.batch.column("n").to_numpy() if self.merge else np.ones(len(rows), np.int64)
+        count = state["count"][rows.codes] + _sums(rows, weights)
         rings = state["rings"][rows.codes]
-        state["count"] += rows.counts
+        state["count"] += np.bincount(rows.codes, weights, len(rows.keys)).astype(np.int64)
         sets_ms = self._timers(rows, times)
         _set(state, rows.codes, sets_ms)
         return self.emit(rows, count=count, rings=rings, sets_ms=sets_ms, fires_ms=np.full(len(rows), NONE))
@@ -68,6 +80,15 @@ class Bells(godwit.Processor):
         return self.emit(timers, n=at_ms, at=at, count=count, rings=rings, sets_ms=sets_ms, fires_ms=at_ms)
 
 
+def _sums(rows: godwit.Rows, weights: Any) -> Any:
+    """For each row, the sum of the weights of its key up to this row."""
+    sums = np.empty(len(rows), np.int64)
+    for begin, end in pairwise(rows.bounds.tolist()):
+        of_key = rows.order[begin:end]
+        sums[of_key] = np.cumsum(weights[of_key])
+    return sums
+
+
 def _set(state: Any, codes: Any, sets_ms: Any) -> None:
     where = sets_ms != NONE
     state.set_timer(codes[where], sets_ms[where])
@@ -80,15 +101,17 @@ class Kind:
     mode: TimeMode = "none"
     delay_ms: int = 0
     policy: Policy = "max"
+    merges: bool = False  # routers merge rows of a hot key
 
 
 def draw_kind(dice: Random) -> Kind:
-    return Kind(dice.choice(MODES), dice.choice((0, 200, BATCH_MS)), dice.choice(("max", "max", "min")))
+    mode, delay_ms, policy = dice.choice(MODES), dice.choice((0, 200, BATCH_MS)), dice.choice(("max", "max", "min"))
+    return Kind(mode, delay_ms, policy, dice.random() < MERGING)
 
 
 def operator_of(name: str, kind: Kind) -> Operator:
     by_event = kind.mode == "eventTime"
-    adapter = NativeAdapter(Bells(kind.mode), INPUT, ["key"])
+    adapter = NativeAdapter(Bells(kind.mode, kind.merges), INPUT, ["key"])
     spec = OperatorSpec(
         name,
         Bells.__qualname__,
@@ -100,5 +123,6 @@ def operator_of(name: str, kind: Kind) -> Operator:
         event_time="at" if by_event else None,
         delay_ms=kind.delay_ms,
         watermark_policy=kind.policy,
+        merge=adapter.merge,
     )
     return Operator(spec, cloudpickle.dumps(adapter))

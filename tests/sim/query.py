@@ -148,6 +148,7 @@ class Query:
             gather=False,
             incarnation=INCARNATION,
             timers=spec.time_mode != "none",
+            merge=spec.merge,
             wait_s=60.0,
         )
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 from godwit import ports
 from godwit.errors import InvariantBroken
 from godwit.model.routing import Routing
+from godwit.runtime.processor import merging
 from godwit.runtime.router import router
 from godwit.transport import line
 from tests.sim.checks import Checks
@@ -24,7 +25,7 @@ from tests.sim.flock import Flock, Plan
 from tests.sim.kernel import Breach, Kernel
 from tests.sim.moves import Moves, Order
 from tests.sim.network import Network
-from tests.sim.operators import operator_of
+from tests.sim.operators import BLOCK_ROWS, HOT_ROWS_MIN, operator_of
 from tests.sim.query import Committed, Queries, Query, route_hash
 from tests.sim.schedule import Happening, Schedule, draw_load
 from tests.sim.watching import impossible_events_end, watched
@@ -112,9 +113,11 @@ class Run:
     def run(self) -> Result:
         breach: Breach | None = None
         ahead = patch.object(router, "SMALL_ROWS_MAX", 0 if self.load.ahead else router.SMALL_ROWS_MAX)
+        blocks = patch.object(router, "BLOCK_ROWS", BLOCK_ROWS)
+        hot = patch.object(merging, "HOT_ROWS_MIN", HOT_ROWS_MIN)
         watch = watched(self.kernel, self.faults.effect)
         impossible = impossible_events_end(self.kernel)
-        with ports.use(self.kernel), line.use(self.network), watch, impossible, ahead:
+        with ports.use(self.kernel), line.use(self.network), watch, impossible, ahead, blocks, hot:
             try:
                 self._to_the_end()
             except Breach as found:
