@@ -66,6 +66,10 @@ class Checks:
         self._ownerships: list[Ownership] = []
         self._versions: list[int] = []
 
+    def begins_with(self, initial: list[Row]) -> None:
+        for key, number, _ in initial:
+            self._counts[key] += number if self._spec.merge else 1
+
     # -- with every turn ---------------------------------------------------------------------------------------------
 
     def owners(self) -> None:

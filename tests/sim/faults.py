@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.flight as flight
 
+from godwit.errors import StateTooLarge
 from tests.sim.flock import Flock
 from tests.sim.kernel import Kernel, Process
 from tests.sim.network import Network, Stream
@@ -52,6 +53,7 @@ class Faults:
         self._writes: dict[
             Process, tuple[int, int | None]
         ] = {}  # how many go well, and how much is written of the next
+        self._full: set[Process] = set()  # whose next spill fails
         self._at_effect: dict[tuple[str, int], str] = {}
         self._effects: Counter[str] = Counter()
         kernel.at_write = self._at_write
@@ -153,6 +155,17 @@ class Faults:
         self._writes[process] = (left - 1, size)
         return None if left else size
 
+    def _full_scratch(self, host: str) -> Strike:
+        """There is no room for one entry of a ledger that goes to disk; the changelog is elsewhere."""
+        process = self._process(host)
+        return None if process is None else lambda: self._full.add(process)
+
+    def spill(self) -> None:
+        process = self._kernel.current().process
+        if process in self._full:
+            self._full.discard(process)
+            raise StateTooLarge("no space left on device", todo="Free space there", host=process.name)
+
     def _between(self, client: str, server: str, migration: str) -> list[Stream]:
         return [stream for stream in self._network.streams if _ends(stream) == (client, server, migration)]
 
@@ -178,6 +191,9 @@ class Faults:
 
     def _task(self, query: str, lane: int) -> Strike:
         return self._queries.named(query).killing(lane)
+
+    def _reorder(self, query: str, lane: int) -> Strike:
+        return self._queries.named(query).reordering(lane)
 
     def _speculation(self, query: str, lane: int) -> Strike:
         return self._queries.named(query).speculation(lane)

@@ -31,11 +31,14 @@ from godwit.runtime.handover.target_effects import TargetEffects
 from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.migration_service import MigrationService
 from godwit.runtime.instance.batches import Batches
+from godwit.runtime.instance.lane_requests import LaneRequests
+from godwit.runtime.memory.durable_changes import DurableChanges
 from godwit.runtime.memory.memory import Memory
 from godwit.runtime.memory.ownership_columns import selects
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.router import Router
 from godwit.runtime.takeover import rescue
+from godwit.state.ledger import Entry, Ledger
 
 Change = tuple[Any, str, Any]  # of a class or module: the name, and what stands there instead
 _holes: dict[str, Hole] = {}
@@ -383,6 +386,18 @@ def lost_work_is_noticed_late() -> Iterable[Change]:
     return [(LaneExchange, "_check_survived", at_the_end_only)]
 
 
+@hole("a chunk counts in memory, its entry in the ledger does not fit on the disk, and its rows come again", "I2 I4")
+def chunk_is_applied_again() -> Iterable[Change]:
+    make_room, record = Ledger.make_room, Ledger.record
+
+    def with_room(ledger: Ledger, lane: str, entry: Entry) -> None:
+        make_room(ledger)
+        record(ledger, lane, entry)
+
+    later = [(Ledger, "make_room", nothing), (Ledger, "record", with_room)]
+    return [*later, (DurableChanges, "uncertain", lambda _, error: error)]
+
+
 # -- lost hosts ------------------------------------------------------------------------------------------------------
 
 
@@ -419,3 +434,34 @@ def lost_target_is_waited_for() -> Iterable[Change]:
 @hole("a later run's batch is answered from what an earlier run recorded, though it is cut otherwise", "I2 I3 I4 I6")
 def batch_is_not_reverted() -> Iterable[Change]:
     return [(Batches, "revert", nothing)]
+
+
+@hole(
+    "rows that change places within a run go to hosts that have not seen their numbers, and are applied again",
+    "I2 I3 I4",
+)
+def rows_change_places() -> Iterable[Change]:
+    return [(LaneRequests, "_check_sent", nothing)]
+
+
+@hole("a host that inherits keys does not hear that their batch must not be committed", "I2 I3 I4")
+def refusal_is_not_inherited() -> Iterable[Change]:
+    prepare = TargetEffects.prepare
+
+    def unaware(effects: TargetEffects, number: int, units: Units) -> None:
+        step = effects._handover.step(number)
+        assert step.end is not None, "only a step that has arrived is prepared"
+        step.end = replace(step.end, mark={**step.end.mark, "spoiled": ""})
+        prepare(effects, number, units)
+
+    return [(TargetEffects, "prepare", unaware)]
+
+
+@hole("a router hears that a batch must not be committed, but the host forgets it with a crash", "I2 I3 I4")
+def refusal_before_durable() -> Iterable[Change]:
+    return [(LaneExchange, "serve", LaneExchange._serve)]
+
+
+@hole("initial state that is given again, cut otherwise, is added to what an earlier job has brought", "I2 I4")
+def initial_state_is_taken_up_twice() -> Iterable[Change]:
+    return [(Batches, "begin_initial", nothing)]

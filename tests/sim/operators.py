@@ -50,13 +50,19 @@ class Bells(godwit.Processor):
             self.merge = MERGE
 
     def process(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> godwit.Outputs:
-        weights = rows.batch.column("n").to_numpy() if self.merge else np.ones(len(rows), np.int64)
-        count = state["count"][rows.codes] + _sums(rows, weights)
+        count = state["count"][rows.codes] + _sums(rows, self._weights(rows))
         rings = state["rings"][rows.codes]
-        state["count"] += np.bincount(rows.codes, weights, len(rows.keys)).astype(np.int64)
+        self.initialise(rows, state, times)
         sets_ms = self._timers(rows, times)
         _set(state, rows.codes, sets_ms)
         return self.emit(rows, count=count, rings=rings, sets_ms=sets_ms, fires_ms=np.full(len(rows), NONE))
+
+    def initialise(self, rows: godwit.Rows, state: Any, times: godwit.Times) -> None:
+        """Initial rows count as others do, and set no timers."""
+        state["count"] += np.bincount(rows.codes, self._weights(rows), len(rows.keys)).astype(np.int64)
+
+    def _weights(self, rows: godwit.Rows) -> Any:
+        return rows.batch.column("n").to_numpy() if self.merge else np.ones(len(rows), np.int64)
 
     def _timers(self, rows: godwit.Rows, times: godwit.Times) -> Any:
         n = rows.batch.column("n").to_numpy()

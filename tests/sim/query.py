@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import GodwitError
+from godwit.errors import GodwitError, NotReplayable
 from godwit.model.progress import BatchRef
 from godwit.runtime.router.route import Route, Task
 from godwit.runtime.router.router import Router
 from godwit.state.keys import KeyCodec
+from godwit.transport.wire import CHECK
 from tests.sim.flock import INCARNATION, TOKEN, Flock
 from tests.sim.kernel import Breach, Kernel, Process
 from tests.sim.operators import INPUT
 
-HASHED = pa.schema([*INPUT, ("hash", pa.int64())])
+HASHED = pa.schema([*INPUT, (CHECK, pa.int32()), ("hash", pa.int64())])
+INITIAL = -1  # the batch of initial rows
+REFUSED_MAX = 4  # attempts of a batch that hosts refuse because rows did not replay; then the application ends
 _CODEC = KeyCodec(pa.schema([INPUT.field("key")]))
 _hashes: dict[int, int] = {}
 
 Row = tuple[int, int, int]  # key, number, event time in ms
-Batches = list[list[list[list[Row]]]]  # by batch, by lane: chunks of rows
+Lanes = list[list[list[Row]]]  # by lane: chunks of rows
+Batches = list[Lanes]
 Output = dict[str, Any]
 
 
@@ -37,7 +41,8 @@ def route_hash(key: int) -> int:
 
 def batch_of(rows: list[Row]) -> pa.RecordBatch:
     keys, numbers, times_ms = zip(*rows, strict=True)
-    columns = [keys, numbers, times_ms, [route_hash(key) for key in keys]]
+    checks = [(31 * key + 17 * number + at_ms) & 0x7FFFFFFF for key, number, at_ms in rows]
+    columns = [keys, numbers, times_ms, checks, [route_hash(key) for key in keys]]
     arrays = [pa.array(np.array(column, np.int64)) for column in columns]
     return pa.RecordBatch.from_arrays(
         [array.cast(field.type) for array, field in zip(arrays, HASHED, strict=True)], schema=HASHED
@@ -72,14 +77,17 @@ class Query:
         committed: Callable[[str, Committed], None],
     ) -> None:
         self.kernel, self.flock, self.name, self.operators, self.batches = kernel, flock, name, operators, batches
-        self.batch, self.run = 0, 1
+        self.batch, self.run = INITIAL, 1
         self.over = False
         self.tasks: list[tuple[Process, int]] = []
         self.failures = 0
         self._began_ms = 0
-        self._done: dict[int, list[list[Output]]] = {}  # by lane, by operator
+        self._done: dict[int, tuple[list[Row], list[list[Output]]]] = {}  # by lane: its rows, and outputs by operator
+        self._changing: set[int] = set()  # lanes whose next attempt reads the rows in another order
+        self._refused = 0
         self._committed = committed
         self.began: Callable[[], None] = lambda: None  # is told when a batch begins
+        self.initial: Lanes = []  # rows that a job of their own brings before the first batch
         self.recut = False  # a run that is started again cuts the batch in progress otherwise
         flock.runs.add(self.run_name)
         kernel.after(0.2, lambda: self._begin(1))
@@ -91,24 +99,33 @@ class Query:
     def _begin(self, run: int) -> None:
         if run != self.run or self.over:
             return
+        if self.batch == INITIAL and not self.initial:
+            self.batch = 0
         self._done = {}
+        self._changing, self._refused = set(), 0
         self._began_ms = self._began_ms or int(self.kernel.time_s * 1000)
         self.kernel.tell(self.name, "begins batch", self.batch, self.run_name)
         self.kernel.points.reach(f"{self.name} begins {self.batch}")
         self.began()
-        for lane in range(len(self.batches[self.batch])):
+        for lane in range(len(self._lanes())):
             self.attempt(run, self.batch, lane)
+
+    def _lanes(self) -> Lanes:
+        """Of the batch in progress."""
+        return self.initial if self.batch == INITIAL else self.batches[self.batch]
 
     def attempt(self, run: int, batch: int, lane: int) -> None:
         if (run, batch) != (self.run, self.batch) or lane in self._done or self.over:
             return
-        process = self.kernel.process(f"{self.name} task {batch}/{lane}", "query", lambda: self._task(run, batch, lane))
+        task = self._task if batch >= 0 else self._initial_task
+        process = self.kernel.process(f"{self.name} task {batch}/{lane}", "query", lambda: task(run, batch, lane))
         self.tasks.append((process, lane))
         process.at_end.append(lambda: self._ended(process, run, batch, lane))
 
     def _task(self, run: int, batch: int, lane: int) -> None:
         request = BatchRef(self.name, f"{self.name}-run-{run}", batch)
-        stream = (batch_of(rows) for rows in self.batches[batch][lane])
+        chunks = self._read(lane)
+        stream = (batch_of(rows) for rows in chunks)
         outputs: list[list[Output]] = []
         with ExitStack() as streams:  # a task that is killed ends in here, not when its garbage is collected
             for operator in self.operators:
@@ -117,7 +134,25 @@ class Query:
                 streams.callback(stream.close)
             for _ in stream:
                 pass
-        self._finished(run, batch, lane, outputs)
+        self._finished(run, batch, lane, ([row for rows in chunks for row in rows], outputs))
+
+    def _initial_task(self, run: int, batch: int, lane: int) -> None:
+        """As the product's job does that loads initial state: the first operator takes it, and nothing comes out."""
+        chunks = self._read(lane)
+        task = Task(BatchRef("initial", f"{self.name}-initial-{run}", batch), f"initial-{lane}")
+        route = replace(self._route(self.operators[0]), event_time=None, merge=(), checked=False)
+        rows = (batch_of(rows).drop_columns([CHECK]) for rows in chunks)
+        with closing(cast("Generator[pa.RecordBatch]", Router(route, task).run(rows, INPUT))) as batches:
+            for _ in batches:
+                raise Breach("I2", "initial state gives outputs")
+        self._finished(run, batch, lane, ([], []))
+
+    def _read(self, lane: int) -> list[list[Row]]:
+        chunks = self._lanes()[lane]
+        if lane not in self._changing:
+            return chunks
+        self._changing.discard(lane)
+        return [rows[::-1] for rows in chunks[::-1]]
 
     def _through(
         self, operator: str, request: BatchRef, lane: int, stream: Iterator[pa.RecordBatch], outputs: list[Output]
@@ -149,14 +184,15 @@ class Query:
             incarnation=INCARNATION,
             timers=spec.time_mode != "none",
             merge=spec.merge,
+            checked=True,
             wait_s=60.0,
         )
 
-    def _finished(self, run: int, batch: int, lane: int, outputs: list[list[Output]]) -> None:
+    def _finished(self, run: int, batch: int, lane: int, done: tuple[list[Row], list[list[Output]]]) -> None:
         if (run, batch) != (self.run, self.batch) or lane in self._done:
             return
-        self._done[lane] = outputs
-        if len(self._done) == len(self.batches[batch]):
+        self._done[lane] = done
+        if len(self._done) == len(self._lanes()):
             self.kernel.after(0.001 + self.kernel.dice.random() * 0.02, lambda: self._commit(run, batch))
 
     def _ended(self, process: Process, run: int, batch: int, lane: int) -> None:
@@ -166,7 +202,16 @@ class Query:
                 raise Breach("I6", f"a task failed with {process.error!r}") from process.error
             self.failures += 1
             self.kernel.tell(self.name, process.name, "failed:", str(process.error)[:300])
+            if isinstance(process.error, NotReplayable) and self._gives_up():
+                return
         self.kernel.after(self.kernel.dice.random() * 0.2, lambda: self.attempt_alone(run, batch, lane))
+
+    def _gives_up(self) -> bool:
+        """Whether the application ends: in a later run the batch is reverted first, and goes well."""
+        self._refused += 1
+        if self._refused == REFUSED_MAX:
+            self.crash()
+        return self._refused >= REFUSED_MAX
 
     def attempt_alone(self, run: int, batch: int, lane: int) -> None:
         """Again, unless another attempt is under way."""
@@ -178,7 +223,8 @@ class Query:
             return
         self.kernel.tell(self.name, "commits batch", batch)
         self.kernel.points.reach(f"{self.name} commits {batch}")
-        self._tell_committed(batch)
+        if batch != INITIAL:
+            self._tell_committed(batch)
         for process, _ in list(self.tasks):
             process.kill()
         self.batch += 1
@@ -187,9 +233,9 @@ class Query:
         self.kernel.after(self.kernel.dice.random() * 0.05, lambda: self._begin(run))
 
     def _tell_committed(self, batch: int) -> None:
-        inputs = {lane: [row for chunk in chunks for row in chunk] for lane, chunks in enumerate(self.batches[batch])}
+        inputs = {lane: rows for lane, (rows, _) in sorted(self._done.items())}
         for at, operator in enumerate(self.operators):
-            outputs = {lane: done[at] for lane, done in sorted(self._done.items())}
+            outputs = {lane: done[at] for lane, (_, done) in sorted(self._done.items())}
             self._committed(operator, Committed(batch, self._began_ms, inputs, outputs))
             inputs = {lane: rows_of(some) for lane, some in outputs.items()}
 
@@ -198,7 +244,9 @@ class Query:
         self.flock.runs.discard(self.run_name)
         self.run += 1
         self.flock.runs.add(self.run_name)
-        if self.recut:
+        if self.recut and self.batch == INITIAL:
+            self.initial = self._cut_anew()
+        elif self.recut:
             self.batches = [*self.batches[: self.batch], self._cut_anew(), *self.batches[self.batch + 1 :]]
         for process, _ in list(self.tasks):
             process.kill()
@@ -207,7 +255,7 @@ class Query:
 
     def _cut_anew(self) -> list[list[list[Row]]]:
         """The same rows, in other lanes and chunks; the first lane has some."""
-        lanes = self.batches[self.batch]
+        lanes = self._lanes()
         rows = [row for chunks in lanes for chunk in chunks for row in chunk]
         anew: list[list[list[Row]]] = [[] for _ in lanes]
         while rows:
@@ -219,6 +267,18 @@ class Query:
     def killing(self, lane: int) -> Callable[[], None] | None:
         """Of a task of the lane; none if there is none."""
         return next((process.kill for process, of in self.tasks if of == lane), None)
+
+    def reordering(self, lane: int) -> Callable[[], None] | None:
+        """The task of a lane dies, and the next attempt reads the same rows in another order."""
+        kill = self.killing(lane)
+        if kill is None:
+            return None
+
+        def reorder() -> None:
+            self._changing.add(lane)
+            kill()
+
+        return reorder
 
     def speculation(self, lane: int) -> Callable[[], None] | None:
         if all(of != lane for _, of in self.tasks):

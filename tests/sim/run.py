@@ -16,8 +16,10 @@ from unittest.mock import patch
 from godwit import ports
 from godwit.errors import InvariantBroken
 from godwit.model.routing import Routing
+from godwit.runtime.memory import memory
 from godwit.runtime.processor import merging
 from godwit.runtime.router import router
+from godwit.state.ledger import memory_bytes_max
 from godwit.transport import line
 from tests.sim.checks import Checks
 from tests.sim.faults import Faults
@@ -64,6 +66,7 @@ class Run:
         with ports.use(self.kernel), line.use(self.network):
             self.flock = Flock(self.kernel, self.root, Plan(load.names, first, operators, load.durability, load.backup))
         self.checks = {one.spec.name: Checks(self.flock, one.spec, load.keys) for one in operators}
+        self.checks[load.queries[0][0]].begins_with([row for lane in load.initial for rows in lane for row in rows])
         self.queries = Queries([self._query(at) for at in range(len(load.queries))])
         hashes = [route_hash(key) for key in load.keys]
         self.moves = Moves(self.kernel, self.flock, hashes, protocol, self._note)
@@ -101,6 +104,7 @@ class Run:
         load = self.load
         query = Query(self.kernel, self.flock, f"query-{at}", load.queries[at], load.batches[at], self._committed)
         query.recut = load.recut
+        query.initial = list(load.initial) if at == 0 else []
         return query
 
     def _committed(self, operator: str, committed: Committed) -> None:
@@ -115,9 +119,12 @@ class Run:
         ahead = patch.object(router, "SMALL_ROWS_MAX", 0 if self.load.ahead else router.SMALL_ROWS_MAX)
         blocks = patch.object(router, "BLOCK_ROWS", BLOCK_ROWS)
         hot = patch.object(merging, "HOT_ROWS_MIN", HOT_ROWS_MIN)
-        watch = watched(self.kernel, self.faults.effect)
+        small = patch.object(
+            memory, "memory_bytes_max", lambda limit: self.load.ledger_bytes or memory_bytes_max(limit)
+        )
+        watch = watched(self.kernel, self.faults.effect, self.faults.spill)
         impossible = impossible_events_end(self.kernel)
-        with ports.use(self.kernel), line.use(self.network), watch, impossible, ahead, blocks, hot:
+        with ports.use(self.kernel), line.use(self.network), watch, impossible, ahead, blocks, hot, small:
             try:
                 self._to_the_end()
             except Breach as found:

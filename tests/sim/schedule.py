@@ -16,9 +16,10 @@ from typing import Any
 from godwit.state.segments import Durability
 from tests.sim.operators import BATCH_MS, Kind, draw_kind
 from tests.sim.points import Point
-from tests.sim.query import Batches, Row
+from tests.sim.query import Batches, Lanes, Row
 
 QUERIES = ((("a",),), (("a",),), (("a", "b"),), (("a",), ("b",)))  # the operators of each
+INITIALLY = 0.15  # of the loads begin with initial state
 RECORDED = Path(__file__).parent / "recorded"
 
 
@@ -27,7 +28,8 @@ class Load:
     """`owners`: so many of the hosts own something at first. `batches`: of each query. `sync_s`: how slow disks may be.
 
     `ahead`: routers send chunks before earlier ones are answered. `recut`: a run that is started again cuts the batch
-    in progress otherwise. `restless`: how often a thread gives way where it need not.
+    in progress otherwise. `initial`: rows that the first operator gets before the first batch. `restless`: how often a
+    thread gives way where it need not. `ledger_bytes`: beyond these a ledger goes to disk.
     """
 
     hosts: int
@@ -43,6 +45,8 @@ class Load:
     recut: bool = False
     restless: float = 0.1
     sync_s: float = 0.0
+    initial: Lanes = field(default_factory=list)
+    ledger_bytes: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,6 +136,7 @@ def draw_load(dice: Random) -> Load:
         recut=dice.random() < 0.5,
         restless=dice.choice((0.0, 0.02, 0.1, 0.3)),
         sync_s=dice.choice((0.0, 0.002, 0.05)),
+        initial=draw_batches(dice, keys, 2)[0] if dice.random() < INITIALLY else [],
     )
 
 

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from godwit.errors import InvariantBroken
+from godwit.errors import InvariantBroken, NotReplayable
 from godwit.migration.origin import Origin
 from godwit.migration.target import Target
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.exchange import LaneExchange
+from godwit.runtime.instance.batch_checks import BatchChecks
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.memory.work import Work
 from godwit.runtime.messages import OpenLane
 from godwit.runtime.takeover import rescue
+from godwit.state.ledger_spill import Scratch
 from tests.sim.kernel import Kernel
 
 Effected = Callable[[str, str, Any], None]  # host, migration, effect
@@ -34,13 +36,15 @@ class Open:
 
 
 @contextmanager
-def watched(kernel: Kernel, tell: Effected) -> Iterator[None]:
-    """Each effect is told before it is carried out; points have names before and after it."""
-    origin_do, receiver_do, open_lane, write_will = (
+def watched(kernel: Kernel, tell: Effected, spills: Callable[[], None]) -> Iterator[None]:
+    """Each effect is told before it is carried out; points have names before and after it. `spills`: may fail."""
+    origin_do, receiver_do, open_lane, write_will, spoil, spill = (
         OriginEffects.do,
         Receiver._do,
         LaneExchange._open,
         rescue.write_will,
+        BatchChecks.spoil,
+        Scratch.append,
     )
 
     def around(host: str, migration: str, effect: Any, do: Callable[[], None]) -> None:
@@ -68,8 +72,21 @@ def watched(kernel: Kernel, tell: Effected) -> Iterator[None]:
         write_will(directory, *rest)
         kernel.points.reach(f"will of {directory.name} done")
 
+    def at_refusal(checks: BatchChecks, error: NotReplayable) -> NotReplayable:
+        """Rows did not replay, so the host takes nothing more of the batch in this run."""
+        refused, memory = spoil(checks, error), checks._memory
+        kernel.tell(memory.name, "refuses batch", memory.progress.batch, error)
+        kernel.points.reach(f"{memory.name} refuses {memory.progress.batch}")
+        return refused
+
+    def at_spill(scratch: Scratch, body: bytes) -> int:
+        spills()
+        return spill(scratch, body)
+
     with ExitStack() as stack:
         for owner, name, instead in (
+            (BatchChecks, "spoil", at_refusal),
+            (Scratch, "append", at_spill),
             (OriginEffects, "do", at_origin),
             (Receiver, "_do", at_target),
             (LaneExchange, "_open", at_batch),

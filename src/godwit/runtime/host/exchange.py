@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from godwit import ports
-from godwit.errors import InvariantBroken, StaleGeneration, WorkLost
+from godwit.errors import InvariantBroken, NotReplayable, StaleGeneration, WorkLost
 from godwit.migration.events import BatchBegan
 from godwit.model.progress import BatchRef, Verdict
 from godwit.runtime.handover.host_services import HostServices
@@ -43,6 +43,15 @@ class LaneExchange:
 
     def serve(self, shared: SharedInstance, lane: OpenLane, reader: Any, writer: Any) -> None:
         """Serve the stream until the lane is finished, or the router is gone."""
+        try:
+            self._serve(shared, lane, reader, writer)
+        except NotReplayable:
+            # The router hears of the refusal only when it is durable: other hosts may inherit the keys before the next write,
+            # and must not complete the batch.
+            self._log.sync(shared.lsn)
+            raise
+
+    def _serve(self, shared: SharedInstance, lane: OpenLane, reader: Any, writer: Any) -> None:
         self._check_survived(shared, lane, lane.answered)
         if lane.batch >= 0:
             work = self._open(shared, lane)
