@@ -21,7 +21,7 @@ from godwit.runtime import messages
 from godwit.runtime.handover import mover as mover_module
 from godwit.runtime.handover.connection import Queued
 from godwit.runtime.handover.copies import Copies
-from godwit.runtime.handover.forwarding import Forwarder
+from godwit.runtime.handover.forwarding import Forwarder, KeyWatcher
 from godwit.runtime.handover.incoming import scan
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.origin_effects import OriginEffects
@@ -340,6 +340,11 @@ def timers_do_not_wait() -> Iterable[Change]:
 @hole("copies that never became a host's own are left where a restart finds them", "I1 I2 I4 I6")
 def copies_outlive_a_restart() -> Iterable[Change]:
     return [(MigrationService, "_drop_copies", nothing)]
+
+
+@hole("initial rows that come while their keys move are not copied", "I2 I4")
+def initial_rows_stay() -> Iterable[Change]:
+    return [(KeyWatcher, "changed", nothing), (Forwarder, "changed", nothing)]
 
 
 # -- single keys -----------------------------------------------------------------------------------------------------

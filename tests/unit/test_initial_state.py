@@ -62,3 +62,24 @@ def _goes_on(host: BenchHost) -> None:
         host.do(lambda i, first=first: i.apply(first, "0", chunk_of([("k1", 3)])))  # type: ignore[misc]
         seen.append(everything_of(host.instance, counted=False)["state"])
     assert seen[0] == seen[1]
+
+
+class _Noting:
+    """A follower, as a hand-over has one that copies keys."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def changed(self, batch: int, changes: Any) -> None:
+        self.keys += [str(key[0]) for block in changes.blocks for key in block.keys]
+
+
+def test_initial_rows_are_told_to_a_hand_over_that_copies_their_keys(tmp_path: Path) -> None:
+    """Before: the target did not get keys whose initial rows came after the hand-over had begun."""
+    host, follower = BenchHost(tmp_path / "host", operator_of()), _Noting()
+    with host.shared.lock:
+        host.instance.begin_initial("job-1")
+    host.instance.followers.append(follower)  # type: ignore[arg-type]
+    bring(host, "job-1", "initial-0", TEN[:3])
+    assert set(follower.keys) == {"k0", "k1", "k2"}
+    host.close()

@@ -136,10 +136,14 @@ class KeyWatcher:
             self._note([key for key, _ in touched], [h for _, h in touched])
 
     def changed(self, batch: int, changes: Changes) -> None:
-        return
+        """Initial rows bring new keys."""
+        self._note_all(list(dict.fromkeys(key for block in changes.blocks for key in block.keys)))
 
     def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
         """Keys that the batch had removed may be back."""
+        self._note_all(keys)
+
+    def _note_all(self, keys: Sequence[Key]) -> None:
         hashes = np.array([self._codec.route_hash(key) for key in keys], np.int64)
         chosen = np.flatnonzero(self._select(hashes)).tolist()
         self._note([keys[i] for i in chosen], hashes[chosen].tolist())

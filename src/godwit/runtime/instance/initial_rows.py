@@ -40,6 +40,13 @@ class InitialRows:
             memory.state.now_ms = now_ms
             self._code.initialise(rows, memory.batch.times_at(now_ms, memory.spec))
             no_outputs = no_tagged_outputs(memory.spec.output_schema)
-            return self._durable.prepare_entry(work, lane, Entry(row_index, hashes, no_outputs))
+            merge_entry = self._durable.prepare_entry(work, lane, Entry(row_index, hashes, no_outputs))
+
+            def merge() -> None:
+                merge_entry()
+                for follower in memory.followers:  # keys may move already
+                    follower.changed(memory.progress.batch, work.changes)
+
+            return merge
 
         return self._durable.change(prepare)

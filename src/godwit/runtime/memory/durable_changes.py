@@ -23,6 +23,7 @@ class DurableChanges:
         self._memory = memory
         self.journal: Journal = Unwritten()
         self.lsn = -1  # of the newest frame with a change of this instance
+        self._failure: GodwitError | None = None  # why memory and changelog may differ
 
     def change(self, prepare: Prepare, undo: Callable[[], None] | None = None) -> Work:
         """Make the whole change, or nothing of it.
@@ -32,6 +33,8 @@ class DurableChanges:
         that, a failure makes memory and changelog differ: nothing more is written, and the next generation of the host starts
         from the changelog.
         """
+        if self._failure is not None:  # the host is ending, and what was staged then is still there
+            raise self._failure
         work, in_line = Work(), False
         try:
             merge = prepare(work)
@@ -77,6 +80,7 @@ class DurableChanges:
         if isinstance(error, (CheckpointUnusable, StaleGeneration, StateUncertain)):
             failure = error
         self.journal.fail(failure)
+        self._failure = failure
         return failure
 
     # -- what is prepared --------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Follower(Protocol):
     ) -> None: ...
 
     def changed(self, batch: int, changes: Changes) -> None:
-        """State changed otherwise than by rows: timers fired, entries expired, or dead letters were cleared."""
+        """State changed otherwise than by rows of a batch: by timers, expiry, initial rows, or cleared dead letters."""
         ...
 
     def reverted(self, keys: Sequence[Key], changes: Sequence[pa.RecordBatch]) -> None:
