@@ -27,11 +27,10 @@ REASONS = {
     "ports.py": "the kernel is in its place; contract tests run on both",
     "runtime/reading/": "reads of state by users; the checks look into the hosts themselves",
     "runtime/processor/black_box.py": "rows that end their process: real processes only",
-    "runtime/processor/": "merges, dead letters and deadlines of user code are not in the load",
+    "runtime/processor/": "dead letters and deadlines of user code are not in the load",
     "runtime/liveness/heartbeat": "heartbeats have sockets of their own",
     "runtime/liveness/": "silent hosts and task slots are Spark's; the driver is told that a host has ended",
-    "runtime/memory/sketch.py": "hot keys: merges are not in the load",
-    "runtime/instance/initial": "initial state is not in the load",
+    "runtime/memory/sketch.py": "hot keys are looked for by the driver",
     "runtime/instance/failure_isolation.py": "rows on which user code fails are not in the load",
     "runtime/instance/user_code.py": "limits of user code are not in the load",
     "runtime/handover/switch_interval.py": "a matter of real threads",
@@ -47,7 +46,6 @@ REASONS = {
     "state/": "damage, copies of a log, and state read from one: asked for by users",
     "runtime/backup/restore.py": "disks that are lost are not in the load",
     "runtime/host/driver_requests.py": "measures, status and copies of a flock: asked for by users",
-    "runtime/memory/work.py": "rows with other values when a lane comes again: tests of reruns",
     "runtime/router/lanes.py": "lanes by columns of the user's, and gathered input: Spark's part",
 }
 
