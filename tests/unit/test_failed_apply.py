@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from godwit.errors import StateTooLarge, StateUncertain
+from godwit.errors import CheckpointUnusable, StateTooLarge, StateUncertain
 from godwit.state import changes
 from godwit.state.codec import compile_codec
 from godwit.state.spill import Spill
@@ -91,3 +91,21 @@ def test_failure_after_the_append_writes_nothing_more_and_recovers(
     for lane, chunk in (("0", second), ("1", third)):
         again.do(lambda i, lane=lane, chunk=chunk: i.apply(request(0), lane, chunk))
     assert _counts(again) == {2}
+
+
+def test_host_whose_disk_is_full_repeats_that_error_until_it_has_ended(
+    host: BenchHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the failed change had staged is still there. Before: keys that were dropped then met it, and broke an invariant."""
+    host.settle()
+    second = chunk_of([(key, 2) for key in KEYS], first=80)
+
+    def full(*_: Any) -> int:
+        raise CheckpointUnusable("no space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(type(host.log), "append", full)
+        with pytest.raises(CheckpointUnusable):
+            host.do(lambda i: i.apply(request(0), "0", second))
+    with pytest.raises(CheckpointUnusable):
+        host.instance.keys.drop([("other-0",)], settled=True)
