@@ -136,14 +136,12 @@ class LedgerModel(RuleBasedStateMachine):
             assert taken is None or shown([taken.outputs]) == self.told(lane, fresh)
         self.applied[lane] |= set(fresh)
 
-    @rule(keys=key_sets, timers=st.booleans())
-    def drop(self, keys: set[int], timers: bool) -> None:
+    @rule(keys=key_sets)
+    def drop(self, keys: set[int]) -> None:
         for ledger in (self.plain, self.small):
-            ledger.drop(selects(keys), timers)
+            ledger.drop(selects(keys))
         for lane in LANES:
             self.applied[lane] = {row for row in self.applied[lane] if hash_of(row) not in keys}
-            if timers:
-                self.fired[lane] = []
 
     @rule()
     def clear(self) -> None:

@@ -247,11 +247,11 @@ class Ledger:
             for entry in self._fired(lane):
                 yield lane, entry
 
-    def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]], timers: bool = False) -> None:
-        """Drop the selected rows: another host answers for them. `timers`: drop the outputs of timers too."""
+    def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> None:
+        """Drop the selected rows: another host answers for them. Outputs of timers stay."""
 
         def left(entry: Entry) -> Entry | None:
-            rest = _cut_out(entry, ~selected(entry.hashes), not timers)
+            rest = _cut_out(entry, ~selected(entry.hashes), True)
             return rest if len(rest.rows) or len(rest.outputs) else None
 
         for entries in self.lanes.values():

@@ -199,16 +199,15 @@ class OriginEffects:
         if copied is None:
             from_backup = handover.request.source == "backup"
             items += [self._backup(step)] if from_backup else shipment.all_state(step, keys)
-        timers = [] if ownership.mine() - units else self._timer_outputs()  # outputs of timers go with the last units
+        # The origin may leave when it has given away its last units, so outputs of its timers go with them. Until it leaves it
+        # answers for them, too: a task that opened the target before they came gets them here. Firings have names, so a router
+        # that gets one twice takes it once.
+        timers = [] if ownership.mine() - units else list(ledger.timers())
         sent = copied is not None and outgoing.batch_sent
         entries = timers if sent else [*ledger.of(select), *timers]
         items += shipment.of_batch(step, () if sent else shipment.with_removed(keys, select), entries)
         items.append(shipment.end(handover.request.id, step, units))
         return items
-
-    def _timer_outputs(self) -> list[Any]:
-        instance = self._shared.instance
-        return self.handover.timer_outputs.of(instance.progress) or list(instance.ledger.timers())
 
     def _backup(self, step: int) -> Queued:
         """Tells the target where to read the state: in the origin's changelog."""
@@ -224,11 +223,6 @@ class OriginEffects:
             if handover.step(step).shipped:  # else the target has to hear of a batch that begins anew until then
                 handover.stop_forwarding(step)
             handover.ownership.release(handover.name(step), units, handover.request.target)
-            if not handover.ownership.mine():  # the last target answers for outputs of timers from now on
-                outputs = handover.timer_outputs
-                if not outputs.of(instance.progress):
-                    outputs.entries, outputs.progress = list(instance.ledger.timers()), instance.progress
-                instance.ledger.drop(lambda hashes: np.zeros(len(hashes), np.bool_), timers=True)
             lsn = instance.write([instance.own_part()])
             self._shared.changed.notify_all()
         self._log.sync(lsn)
@@ -239,9 +233,6 @@ class OriginEffects:
         handover, instance = self.handover, self._shared.instance
         with self._shared.changed:
             handover.ownership.take_back(handover.name(step))
-            for lane, entry in handover.timer_outputs.of(instance.progress):
-                instance.ledger.record(lane, entry)
-            handover.timer_outputs.entries = []
             lsn = instance.write([instance.own_part()])
             self._shared.changed.notify_all()
         self._log.sync(lsn)

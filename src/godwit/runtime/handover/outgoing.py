@@ -13,7 +13,6 @@ from typing import Any
 
 from godwit import ports
 from godwit.migration.events import Event
-from godwit.model.progress import Progress
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued, SendQueue
@@ -22,7 +21,6 @@ from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.shipment import Shipment
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.state.keys import Key
-from godwit.state.ledger import Entry
 
 
 @dataclass(slots=True)
@@ -49,20 +47,6 @@ class OutgoingStep:
     copied: set[Key] | None = None  # the keys of the step, once all of them have been copied
     shipped: bool = False  # all that the target lacks of the step is on its way
     batch_sent: bool = False  # whether ledger and earlier state of the batch in progress were sent with the copy
-
-
-@dataclass(slots=True)
-class TimerOutputs:
-    """Outputs of timers that an origin has taken out of its ledger because it has released its last unit.
-
-    The target of the last unit answers for these outputs. They are valid for one attempt of one batch.
-    """
-
-    entries: list[tuple[str, Entry]] = field(default_factory=list)  # by lane
-    progress: Progress = field(default_factory=Progress)
-
-    def of(self, progress: Progress) -> list[tuple[str, Entry]]:
-        return self.entries if progress.same_attempt(self.progress) else []
 
 
 class OutgoingHandover:
@@ -94,7 +78,6 @@ class OutgoingHandover:
         self.queue: SendQueue = ports.queue()  # messages for the target, and events for the machine
         self.slices: deque[tuple[int, Iterator[None]]] = deque()  # (step, work): each item of the work sends one slice
         self.to_forget: deque[tuple[int, Units]] = deque()  # steps that the target owns, whose state is still here
-        self.timer_outputs = TimerOutputs()
         self.figures = Figures(ports.now_s(), services.clock_ms())
         self.news = ports.condition()  # signalled when `news_count` grows
         self.news_count = 0

@@ -78,9 +78,7 @@ class MigrationService:
                 self._drop_copies(shared, leftover)
             mine = selects(ownership.mine() | waiting, ownership)
             gone = selects(_released(shared), ownership)
-            # The host with the last keys answers for outputs of timers.
-            none_left = not ownership.mine() and not ownership.outgoing
-            instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes), timers=none_left)
+            instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes))
         for migration, steps in _by_migration(ownership.outgoing).items():
             target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
             request = messages.StartMigration(migration, instance.name, target, "pause", tuple(steps.values()))
