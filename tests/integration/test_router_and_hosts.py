@@ -77,7 +77,7 @@ def test_rows_that_change_places_across_hosts_are_refused(nest: Nest, ended: boo
     second = next(key for key in owner if owner[key] == 1)
     attempt = nest.run(0, "0", [rows([first, second])])
     assert len(list(attempt) if ended else [next(attempt), next(attempt)]) == 2
-    with pytest.raises(NotReplayable, match="2 rows of this partition were applied here, and 1 came again"):
+    with pytest.raises(NotReplayable, match="2 rows of this partition were applied here, and only 1 were sent again"):
         list(nest.run(0, "0", [rows([second, first])]))
 
 

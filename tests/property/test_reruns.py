@@ -78,7 +78,7 @@ def test_rows_that_come_in_another_order_are_refused_though_each_goes_to_a_host_
     """Keys 0 and 1 are on two hosts, neither of which knows what the other has got under that number."""
     rows: list[Row] = [(0, 1), (1, 2)]
     flock.run(FIRST, rows, [0] * 2, upto=None if ended else 2)
-    with pytest.raises(NotReplayable, match="2 rows of this partition were applied here, and 1 came again"):
+    with pytest.raises(NotReplayable, match="2 rows of this partition were applied here, and only 1 were sent again"):
         flock.run(FIRST, rows[::-1], [0] * 2)
     flock.run(AGAIN, rows[::-1], [0] * 2)
     assert flock.state() == sequential([*BEFORE, *rows[::-1]])

@@ -76,7 +76,13 @@ def test_a_message_arrives_as_it_was_sent(message: StepOpened) -> None:
 
 def test_a_message_is_named_after_its_class_and_carries_no_defaults() -> None:
     header = wire.unpack(typed.pack(StepOpened(0, Units(), {})))
-    assert header == {"v": 1, "kind": "step_opened", "step": 0, "units": {"groups": [], "keys": []}, "epochs": []}
+    assert header == {
+        "v": wire.WIRE_VERSION,
+        "kind": "step_opened",
+        "step": 0,
+        "units": {"groups": [], "keys": []},
+        "epochs": [],
+    }
 
 
 @pytest.mark.parametrize(
