@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from godwit.errors import NotDeterministic
@@ -102,11 +101,9 @@ class Copies:
         instance = self._shared.instance
         spec = instance.spec
         state = state_at(Path(message.directory), instance.name, spec.variables, instance.key_codec, message.lsn)
-        keys = list(state.keys())
-        hashes = np.array([instance.key_codec.route_hash(key) for key in keys], np.int64)
         units = self._handover.step(message.step).units
         assert units is not None, "only a step that was announced takes state"
-        mine = [keys[i] for i in np.flatnonzero(selects(units, self._handover.ownership)(hashes)).tolist()]
+        mine = instance.memory.select_keys(list(state.keys()), selects(units, self._handover.ownership))
         for at in range(0, len(mine), BACKUP_KEYS):
             for batch in state.export_keys(mine[at : at + BACKUP_KEYS], BACKUP_ROWS, BACKUP_BYTES):
                 self.state(messages.StepState(message.step), batch.serialize())

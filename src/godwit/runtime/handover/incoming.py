@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.host_services import HostServices
@@ -123,7 +121,5 @@ class IncomingHandover:
 def scan(shared: SharedInstance, select: Callable[[Any], Any]) -> list[Key]:
     """The keys of the instance whose routing hashes are selected; called with the instance's lock."""
     shared.check_locked()
-    codec = shared.instance.key_codec
-    keys = list(shared.instance.state.keys())
-    hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
-    return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
+    memory = shared.instance.memory
+    return memory.select_keys(list(memory.state.keys()), select)

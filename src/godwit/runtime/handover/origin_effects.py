@@ -267,7 +267,7 @@ class OriginEffects:
 
     def _drop(self, keys: list[Key]) -> None:
         instance = self._shared.instance
-        hashes = np.array([instance.key_codec.route_hash(key) for key in keys], np.int64)
+        hashes = instance.memory.hashes_of(keys)
         with self._shared.lock:
             gone = instance.stands(hashes) == AWAY
             if instance.memory.staged:

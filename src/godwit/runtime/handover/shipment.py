@@ -45,14 +45,14 @@ class Shipment:
 
     def index(self) -> None:
         """Find the keys of all units, a few at a time. New keys are noted from now on."""
-        state, codec = self._shared.instance.state, self._shared.instance.key_codec
+        memory = self._shared.instance.memory
         with self._shared.lock:
             self._shared.instance.followers.append(self.watcher)
-            lists = state.key_lists()
+            lists = memory.state.key_lists()
         for keys in lists:
             for at in range(0, len(keys), INDEX_KEYS):
                 part = keys[at : at + INDEX_KEYS]
-                hashes = np.array([codec.route_hash(key) for key in part], np.int64)
+                hashes = memory.hashes_of(part)
                 chosen = np.flatnonzero(self._select(hashes)).tolist()
                 with self._shared.lock:
                     self._note([part[i] for i in chosen], hashes[chosen].tolist())
@@ -82,10 +82,8 @@ class Shipment:
         """The keys of these units. After a restart they are not noted, and are searched for."""
         if self._keys:
             return self.of(units)
-        codec = self._shared.instance.key_codec
-        keys = list(self._shared.instance.state.keys())
-        hashes = np.array([codec.route_hash(key) for key in keys], np.int64)
-        return [keys[i] for i in np.flatnonzero(select(hashes)).tolist()]
+        memory = self._shared.instance.memory
+        return memory.select_keys(list(memory.state.keys()), select)
 
     def with_removed(self, keys: Collection[Key], select: Select) -> Collection[Key]:
         """Also keys that the batch in progress has removed: the next owner needs their state from before the batch."""

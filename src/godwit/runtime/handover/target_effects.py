@@ -221,9 +221,8 @@ class TargetEffects:
         return True
 
     def _outside(self, units: Units, keys: Iterable[Key]) -> list[Key]:
-        every = list(keys)
-        hashes = np.array([self._shared.instance.key_codec.route_hash(key) for key in every], np.int64)
-        return [every[i] for i in np.flatnonzero(~selects(units, self._handover.ownership)(hashes)).tolist()]
+        inside = selects(units, self._handover.ownership)
+        return self._shared.instance.memory.select_keys(list(keys), lambda hashes: ~inside(hashes))
 
     def drop_taken_over(self) -> None:
         """Drop the copies: the changelog is read from its beginning, and may lack removals that the copies need."""

@@ -6,7 +6,8 @@ Only data and queries. Other modules decide how a request changes the data (`run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,10 @@ class Memory:
 
     def hashes_of(self, keys: Sequence[Key]) -> Index:
         return np.array([self.key_codec.route_hash(key) for key in keys], np.int64)
+
+    def select_keys(self, keys: Sequence[Key], select: Callable[[Index], Any]) -> list[Key]:
+        """The keys whose routing hashes are selected."""
+        return [keys[i] for i in np.flatnonzero(select(self.hashes_of(keys))).tolist()]
 
     # -- the batch in progress ---------------------------------------------------------------------------------------
 
