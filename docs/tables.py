@@ -25,8 +25,9 @@ INTERNALS = Path(__file__).with_name("internals.md")
 PACKAGE = Path(godwit.__file__).parent
 # In the order of their layers, lowest first; tests/test_architecture.py has the rule.
 ROOMS = (
-    "errors model control migration ports state transport runtime/liveness runtime/processor runtime/memory runtime/instance "
-    "runtime/router runtime/handover runtime/reading runtime/backup runtime/takeover runtime/host windows workload "
+    "errors model control migration ports state transport runtime/liveness runtime/processor runtime/chunk runtime/load "
+    "runtime/durable runtime/instance runtime/router runtime/handover runtime/reading runtime/backup runtime/takeover "
+    "runtime/host windows workload "
     "spark/checkpoint spark/pyspark_api spark/hosts spark/define spark/change"
 ).split()
 Line = tuple[str, ...]

@@ -44,7 +44,8 @@ ROOMS: dict[str, tuple[frozenset[str], ...]] = {
     for unit, rows in {
         "runtime": (
             "liveness processor",
-            "memory",
+            "chunk load",
+            "durable",
             "instance",
             "router",
             "handover reading",

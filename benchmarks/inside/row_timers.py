@@ -17,10 +17,10 @@ from pyspark import TaskContext
 from benchmarks.experiments.stopwatch import ASKING, INPUT, ROUTER, Place, Stopwatch, note, replaced
 from benchmarks.workloads.tally import Tally
 from godwit import Outputs, Rows, Times
+from godwit.runtime.durable.durable_changes import DurableChanges
 from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.instance.chunk_applier import ChunkApplier
-from godwit.runtime.memory.durable_changes import DurableChanges
 from godwit.runtime.messages import OpenLane
 from godwit.runtime.router import router
 from godwit.runtime.router.links import Links

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.experiments.stopwatch import replaced
 from godwit.runtime.host.host import HostConfig
-from godwit.runtime.memory.gauges import Gauges
-from godwit.runtime.memory.sketch import HotKeys
+from godwit.runtime.load.gauges import Gauges
+from godwit.runtime.load.sketch import HotKeys
 from godwit.spark.hosts import host_jobs
 from godwit.spark.hosts.host_task import serve
 

@@ -70,7 +70,7 @@ def arm(plan: dict[str, int], marks: Path) -> None:
 
     def worked(self: Any, shared: Any, job: Any) -> Any:
         def noted(instance: Instance) -> Any:
-            here.update(host=self._port.host, batch=instance.progress.batch)
+            here.update(host=self._services.host, batch=instance.progress.batch)
             return job(instance)
 
         return plain_worked(self, shared, noted)

@@ -15,12 +15,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.work import Work
 from godwit.runtime.host.exchange import LaneExchange
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch

@@ -20,15 +20,16 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.chunk.ownership_columns import AWAY, MINE, selects
+from godwit.runtime.durable.work import Work
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.handover.shipment import Shipment
 from godwit.runtime.host.exchange import LaneExchange
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.ownership_columns import AWAY, MINE, selects
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import OpenLane
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec

@@ -25,12 +25,12 @@ from godwit.errors import StateUncertain
 from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
+from godwit.runtime.chunk import chunk_bytes
+from godwit.runtime.durable.work import Work
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.forwarding import Forwarder
-from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.incoming import IncomingHandover
-from godwit.runtime.memory import chunk_bytes
-from godwit.runtime.memory.work import Work
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.processor.rows import Times
 from tests.property.bench_host import NAME, BenchHost, chunk_of, everything_of, operator_of, request, welcome
 

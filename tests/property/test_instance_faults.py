@@ -25,10 +25,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from godwit.errors import ProcessorFailed
 from godwit.model.progress import BatchRef
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch

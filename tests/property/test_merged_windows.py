@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from godwit.model.progress import BatchRef
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.merging import Merging
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import godwit
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
+from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.merging import Merging, by_key, checked_merge, fold
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from godwit.errors import BatchIncomplete, CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef
-from godwit.runtime.memory.work import Unwritten, Work
+from godwit.runtime.durable.journal import Unwritten
+from godwit.runtime.durable.work import Work
 from godwit.state.keyed_state import KeyedState
 from godwit.state.ledger import COLUMN_LANE, Ledger
 from tests.property.reruns import CODEC, GROUPS, VARIABLES, Flock, Row, sequential

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.runtime.memory import sketch as sketches
-from godwit.runtime.memory.sketch import FOLD_ROWS, HotKeys, Sketch
+from godwit.runtime.load import sketch as sketches
+from godwit.runtime.load.sketch import FOLD_ROWS, HotKeys, Sketch
 from godwit.runtime.processor.grouping import group_by_key
 from godwit.state.keys import KeyCodec
 

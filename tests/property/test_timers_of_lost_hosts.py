@@ -24,14 +24,15 @@ import godwit
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.chunk.ownership_columns import MINE
+from godwit.runtime.durable.work import Work
 from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.migration_service import MigrationService
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
-from godwit.runtime.memory.ownership_columns import MINE
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import OpenLane, OperatorDefinition
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec

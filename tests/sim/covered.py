@@ -30,7 +30,7 @@ REASONS = {
     "runtime/processor/": "dead letters and deadlines of user code are not in the load",
     "runtime/liveness/heartbeat": "heartbeats have sockets of their own",
     "runtime/liveness/": "silent hosts and task slots are Spark's; the driver is told that a host has ended",
-    "runtime/memory/sketch.py": "hot keys are looked for by the driver",
+    "runtime/load/sketch.py": "hot keys are looked for by the driver",
     "runtime/instance/failure_isolation.py": "rows on which user code fails are not in the load",
     "runtime/instance/user_code.py": "limits of user code are not in the load",
     "runtime/handover/switch_interval.py": "a matter of real threads",

@@ -18,6 +18,9 @@ from godwit.model.ownership import Outgoing, Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Units
 from godwit.runtime import messages
+from godwit.runtime.chunk.ownership_columns import selects
+from godwit.runtime.durable.durable_changes import DurableChanges
+from godwit.runtime.durable.memory import Memory
 from godwit.runtime.handover import mover as mover_module
 from godwit.runtime.handover.connection import Queued
 from godwit.runtime.handover.copies import Copies
@@ -32,9 +35,6 @@ from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.migration_service import MigrationService
 from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.lane_requests import LaneRequests
-from godwit.runtime.memory.durable_changes import DurableChanges
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.ownership_columns import selects
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.router import Router
 from godwit.runtime.takeover import rescue

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from godwit import ports
 from godwit.errors import InvariantBroken
 from godwit.model.routing import Routing
-from godwit.runtime.memory import memory
+from godwit.runtime.durable import memory
 from godwit.runtime.processor import merging
 from godwit.runtime.router import router
 from godwit.state.ledger import memory_bytes_max

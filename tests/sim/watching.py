@@ -12,12 +12,12 @@ from unittest.mock import patch
 from godwit.errors import InvariantBroken, NotReplayable
 from godwit.migration.origin import Origin
 from godwit.migration.target import Target
+from godwit.runtime.durable.work import Work
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.batch_checks import BatchChecks
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import Work
 from godwit.runtime.messages import OpenLane
 from godwit.runtime.takeover import rescue
 from godwit.state.ledger_spill import Scratch
@@ -62,7 +62,7 @@ def watched(kernel: Kernel, tell: Effected, spills: Callable[[], None]) -> Itera
         around(receiver.handover.services.host, receiver.id, effect, lambda: receiver_do(receiver, effect))
 
     def at_batch(exchange: LaneExchange, shared: SharedInstance, lane: OpenLane) -> Work:
-        host, operator = exchange._port.host, shared.instance.spec.name
+        host, operator = exchange._services.host, shared.instance.spec.name
         tell(host, "", Open(operator, lane.batch, lane.lane))
         kernel.points.reach(f"{host} opens {operator} {lane.batch}")
         return open_lane(exchange, shared, lane)

@@ -29,14 +29,14 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.host.migration_service import MigrationService
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
-from godwit.runtime.memory.work import Chunk
 from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec

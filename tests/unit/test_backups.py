@@ -19,7 +19,7 @@ from godwit.runtime.backup.keeper import BackupKeeper
 from godwit.runtime.backup.records import Records, mirror_directory
 from godwit.runtime.backup.restore import restore_if_lost
 from godwit.runtime.backup.sender import BackupSender
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
 from godwit.runtime.messages import BackupOpened, ReplaceManifest, WriteBackup
 from godwit.state.changelog import Changelog

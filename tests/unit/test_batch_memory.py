@@ -17,9 +17,10 @@ import pytest
 import godwit
 from godwit.errors import StateTooLarge
 from godwit.model.progress import BatchRef
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.chunk.chunk_bytes import chunk_from
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.memory.chunk_bytes import chunk_from
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state import ledger as ledger_module

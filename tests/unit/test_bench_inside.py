@@ -11,8 +11,8 @@ import pytest
 from benchmarks.inside import switched_off
 from godwit.model.routing import Routing
 from godwit.runtime.host.host import HostConfig
-from godwit.runtime.memory.gauges import SHORT_S, Gauges
-from godwit.runtime.memory.sketch import HotKeys
+from godwit.runtime.load.gauges import SHORT_S, Gauges
+from godwit.runtime.load.sketch import HotKeys
 from godwit.spark.hosts import host_jobs
 
 CONFIG = HostConfig("host-0", "checkpoint", "controller", "token", routing=Routing.spread(["host-0"]))

@@ -17,8 +17,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 import godwit
 from godwit.errors import ProcessorTimeout
 from godwit.model.progress import BatchRef
+from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import Bug, CheckpointCorrupt, CheckpointUnusable, StaleGeneration
+from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.host import compaction as upkeep_module
 from godwit.runtime.host.compaction import CompactionLoop
-from godwit.runtime.memory.work import Chunk
 from godwit.state.frames import FrameReader
 from tests.property.bench_host import BenchHost, chunk_of, operator_of, request, welcome
 

@@ -12,8 +12,8 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.processor.watchdog import Watch

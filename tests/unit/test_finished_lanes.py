@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from godwit.errors import NotReplayable
-from godwit.runtime.memory.work import Chunk
+from godwit.runtime.chunk.chunk import Chunk
 from tests.unit.test_instance import rows, totals
 from tests.unit.test_replay import FIRST, begun
 

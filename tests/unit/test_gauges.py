@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.runtime.memory.gauges import LONG_S, SHORT_S, Gauges
+from godwit.runtime.load.gauges import LONG_S, SHORT_S, Gauges
 
 
 def worked(gauges: Gauges, began_s: float, ended_s: float, rows: int = 0) -> None:

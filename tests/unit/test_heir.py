@@ -9,7 +9,7 @@ from typing import Any
 
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.takeover.heir import Heir

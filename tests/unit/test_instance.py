@@ -11,11 +11,12 @@ import pytest
 import godwit
 from godwit.errors import GodwitError, ProcessorFailed, StaleRun
 from godwit.model.progress import BatchRef
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.work import Work
 from godwit.runtime.host.exchange import LaneExchange
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import RowsApplied
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.rows import Outputs

@@ -12,8 +12,9 @@ import pytest
 import godwit
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.native import NativeAdapter, Timers
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec

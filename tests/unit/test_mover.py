@@ -17,11 +17,11 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
+from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.handover.connection import Broken, Queued, Reached, TargetConnection
-from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.mover import Mover
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import Chunk
 from godwit.state.changelog import Changelog
 from tests.unit.test_instance import Sum, instance_of, rows, welcome
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from godwit.control.offered_rate import BATCHES_KEPT, offered
-from godwit.runtime.memory.work import Counters
+from godwit.runtime.load.counters import Counters
 
 Began = list[tuple[int, int]]  # (began at ms, rows of the batches before)
 

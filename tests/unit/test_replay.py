@@ -11,9 +11,9 @@ import pytest
 
 from godwit.errors import BatchIncomplete, NotReplayable, ProcessorFailed
 from godwit.model.progress import BatchRef, Progress
+from godwit.runtime.chunk import chunk_bytes
+from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.memory import chunk_bytes
-from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.merging import fold
 from godwit.state.ledger import Entry, Ledger, with_rows
 from godwit.transport.wire import CHECK, HASH, ROW

@@ -12,8 +12,8 @@ from godwit.errors import CheckpointCorrupt, WorkLost
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Units
+from godwit.runtime.durable.batch_in_progress import fired_of
 from godwit.runtime.liveness.wills import check_inherited, write_will
-from godwit.runtime.memory.batch_in_progress import fired_of
 from godwit.runtime.messages import LaneOpened
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.links import Links

@@ -19,8 +19,9 @@ from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.merging import Merge, by_key, check_event_time, fold
 from godwit.runtime.processor.native import NativeAdapter, Processor
 from godwit.runtime.processor.spec import OperatorSpec

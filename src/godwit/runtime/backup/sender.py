@@ -21,7 +21,7 @@ from godwit.errors import GodwitError, HostUnavailable, MalformedRequest, StaleG
 from godwit.runtime.backup.acknowledgements import Acks
 from godwit.runtime.backup.records import Record, Records
 from godwit.runtime.handover.connection import CONNECTION_ERRORS
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.messages import (
     BackupAcknowledged,
@@ -104,11 +104,15 @@ class BackupSender:
     """`record`: the newest record, made by this process. `ask_peer`: asks the driver for the peer. `end`: ends the host."""
 
     def __init__(
-        self, port: HostServices, record: Record, ask_peer: Callable[[], str | None], end: Callable[[GodwitError], None]
+        self,
+        services: HostServices,
+        record: Record,
+        ask_peer: Callable[[], str | None],
+        end: Callable[[GodwitError], None],
     ) -> None:
-        self._port = port
-        self._log = port.log
-        self._records = Records(port.checkpoint, port.host)
+        self._services = services
+        self._log = services.log
+        self._records = Records(services.checkpoint, services.host)
         self._record = record
         self._ask_peer = ask_peer
         self._end = end
@@ -208,10 +212,10 @@ class BackupSender:
 
     def _send_to(self, peer: str) -> None:
         """Returns or raises when the connection breaks, or when the driver has chosen another peer."""
-        lease = read_lease(host_directory(self._port.checkpoint, peer))
-        if lease is None or lease.incarnation != self._port.incarnation:
+        lease = read_lease(host_directory(self._services.checkpoint, peer))
+        if lease is None or lease.incarnation != self._services.incarnation:
             raise HostUnavailable(f"{peer} does not serve", host=peer)
-        connection = BackupConnection(lease.address, self._port.token, self._port.host, self._log.generation)
+        connection = BackupConnection(lease.address, self._services.token, self._services.host, self._log.generation)
         self._connection = connection
         try:
             self._feed = self._open_feed(connection)
@@ -273,10 +277,10 @@ class BackupSender:
 
     def _tidy_old_peer(self, peer: str) -> None:
         """Best effort: a peer removes unneeded backups also when it starts."""
-        lease = read_lease(host_directory(self._port.checkpoint, peer))
+        lease = read_lease(host_directory(self._services.checkpoint, peer))
         if lease is None:
             return
-        client = line.connect(lease.address, self._port.token)
+        client = line.connect(lease.address, self._services.token)
         with suppress(GodwitError):
             typed.ask(client, TidyBackups(), CALL_S)
         client.close()

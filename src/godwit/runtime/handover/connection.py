@@ -19,7 +19,7 @@ from godwit.errors import GodwitError, MalformedRequest
 from godwit.migration.events import Declined, Event, Missing, Offered, Prepared, Served, UnitsRequested
 from godwit.migration.origin import PROTOCOLS
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.liveness.leases import Lease, check_owner, host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
 from godwit.transport import bodies, line, typed

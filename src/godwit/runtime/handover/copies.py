@@ -17,11 +17,12 @@ from godwit.errors import NotDeterministic
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
+from godwit.runtime.chunk import chunk_bytes
+from godwit.runtime.chunk.ownership_columns import selects
+from godwit.runtime.durable.changelog_parts import PENDING_STEP
+from godwit.runtime.durable.journal import NewPart
+from godwit.runtime.durable.work import Work
 from godwit.runtime.handover.incoming import IncomingHandover
-from godwit.runtime.memory import chunk_bytes
-from godwit.runtime.memory.changelog_parts import PENDING_STEP
-from godwit.runtime.memory.ownership_columns import selects
-from godwit.runtime.memory.work import NewPart, Work
 from godwit.runtime.processor.rows import Times
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.ledger import Entry

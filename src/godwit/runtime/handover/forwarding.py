@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from godwit.model.progress import BatchRef
 from godwit.runtime import messages
+from godwit.runtime.chunk import chunk_bytes
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.work import Work
 from godwit.runtime.handover.connection import Queued, SendQueue
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory import chunk_bytes
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.processor.rows import Times
 from godwit.state.changes import Changes
 from godwit.state.keys import Key

@@ -12,9 +12,9 @@ from typing import Any
 
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.durable.journal import NewPart
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import NewPart
 from godwit.state.keys import Key
 from godwit.transport.typed import Epochs
 

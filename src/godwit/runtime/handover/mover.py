@@ -38,10 +38,10 @@ from godwit.runtime.handover.connection import (
     Reached,
     TargetConnection,
 )
-from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.outgoing import OutgoingHandover
 from godwit.runtime.handover.switch_interval import prompt
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import last_owned

@@ -32,11 +32,11 @@ from godwit.migration.events import (
 from godwit.migration.origin import Phase, Protocol
 from godwit.model.units import Units
 from godwit.runtime import messages
+from godwit.runtime.chunk.ownership_columns import AWAY, selects
 from godwit.runtime.handover.connection import Queued, TargetConnection
 from godwit.runtime.handover.forwarding import Forwarder, Select
 from godwit.runtime.handover.outgoing import OutgoingHandover
 from godwit.runtime.liveness.leases import host_directory
-from godwit.runtime.memory.ownership_columns import AWAY, selects
 from godwit.state.keys import Key
 
 FORGET_KEYS = 250  # dropped at a time: about a millisecond under the instance's lock

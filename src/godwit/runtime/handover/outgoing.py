@@ -17,8 +17,8 @@ from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued, SendQueue
 from godwit.runtime.handover.forwarding import Forwarder
-from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.shipment import Shipment
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.state.keys import Key
 

@@ -40,10 +40,10 @@ from godwit.migration.target import Target, TargetPhase
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.copies import Copies
-from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.handover.incoming import IncomingHandover
 from godwit.runtime.handover.switch_interval import prompt
 from godwit.runtime.handover.target_effects import TAKEN_OVER, TargetEffects
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.liveness.waits import waits

@@ -13,10 +13,10 @@ import numpy as np
 
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
+from godwit.runtime.chunk.ownership_columns import selects
 from godwit.runtime.handover.connection import Queued
 from godwit.runtime.handover.forwarding import SLICE_KEYS, KeyWatcher, Select
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.ownership_columns import selects
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
 

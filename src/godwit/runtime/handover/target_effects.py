@@ -16,9 +16,9 @@ from godwit.errors import InvariantBroken
 from godwit.model.ownership import Incoming, Stand
 from godwit.model.progress import Progress
 from godwit.model.units import Unit, Units
+from godwit.runtime.chunk.ownership_columns import AWAY, selects
+from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.handover.incoming import IncomingHandover, IncomingStep, scan
-from godwit.runtime.memory.ownership_columns import AWAY, selects
-from godwit.runtime.memory.work import NewPart
 from godwit.state.keys import Key
 
 TAKEN_OVER = 0  # copies that an heir takes over are one step

@@ -15,12 +15,13 @@ from godwit import ports
 from godwit.errors import InvariantBroken, NotReplayable, StaleGeneration, WorkLost
 from godwit.migration.events import BatchBegan
 from godwit.model.progress import BatchRef, Verdict
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.chunk.chunk_bytes import chunk_from
+from godwit.runtime.durable.work import Work
 from godwit.runtime.host.gate import Gate
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.chunk_bytes import chunk_from
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import Admit, ApplyRows, FinishLane, LaneFinished, LaneOpened, OpenLane, RowsApplied
 from godwit.runtime.router.routing_table import read_routing
 from godwit.state.ledger import ROW, in_row_order, joined
@@ -35,9 +36,9 @@ def replaced(host: str, generation: int) -> StaleGeneration:
 class LaneExchange:
     """`admit`: asks the controller whether a run may work, and raises if not. `roster`: the hosts of the flock, if known."""
 
-    def __init__(self, port: HostServices, admit: Callable[[Admit], object]) -> None:
-        self._port = port
-        self._log = port.log
+    def __init__(self, services: HostServices, admit: Callable[[Admit], object]) -> None:
+        self._services = services
+        self._log = services.log
         self._admit = admit
         self.roster: tuple[str, ...] = ()
 
@@ -61,7 +62,7 @@ class LaneExchange:
         else:
             with shared.lock:  # even if no row will come
                 shared.instance.begin_initial(lane.run)
-        gate = Gate(shared, self._port.stopping)
+        gate = Gate(shared, self._services.stopping)
         while True:
             try:
                 received = reader.read_chunk()
@@ -84,7 +85,7 @@ class LaneExchange:
             fires = lane.carries and (instance.batch.has_unfired_timers or instance.timers.awaits_outputs)
             same = instance.progress.judge(request) is Verdict.SAME and not fires
             between = timers and (instance.memory.between_owners or shared.inheriting)
-            return same or not (between or shared.paused) or self._port.stopping()
+            return same or not (between or shared.paused) or self._services.stopping()
 
         with shared.changed:
             if not ready():
@@ -93,7 +94,9 @@ class LaneExchange:
                 shared.stalled((ports.now_s() - began_s) * 1000, 1)  # the number of waiting rows is not known here
             before = (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers)
             admit = self._admission(lane)
-            work = self._do(shared, lambda i: i.open(request, lane.lane, self._port.clock_ms(), admit, lane.carries))
+            work = self._do(
+                shared, lambda i: i.open(request, lane.lane, self._services.clock_ms(), admit, lane.carries)
+            )
             if (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers) != before:
                 for tell in shared.event_listeners:
                     tell(BatchBegan())
@@ -111,7 +114,7 @@ class LaneExchange:
         """Hosts that this router has not opened: the router must finish the lane there too."""
         if shared.instance.spec.ephemeral:
             return ()
-        routing = read_routing(self._port.checkpoint, shared.instance.spec.name)
+        routing = read_routing(self._services.checkpoint, shared.instance.spec.name)
         roster = self.roster if routing is None else tuple(dict.fromkeys((*routing.hosts, *self.roster)))
         return tuple(host for host in roster if host not in finish.hosts)
 
@@ -120,8 +123,8 @@ class LaneExchange:
     ) -> tuple[RowsApplied, pa.RecordBatch | None]:
         """Apply the rows that this instance owns; the others wait, or are refused."""
         if data.schema.names[-2:] != [ROW, wire.HASH]:
-            raise InvariantBroken("a chunk without its row and hash columns", host=self._port.host)
-        lane, clock_ms = message.lane, self._port.clock_ms
+            raise InvariantBroken("a chunk without its row and hash columns", host=self._services.host)
+        lane, clock_ms = message.lane, self._services.clock_ms
 
         def apply(chunk: Chunk) -> Work:
             if request.batch < 0:
@@ -172,7 +175,7 @@ class LaneExchange:
         self._log.sync(shared.lsn)
         self._check_survived(shared, lane, finish.answered)
         if self._log.fenced():
-            raise replaced(self._port.host, self._log.generation)
+            raise replaced(self._services.host, self._log.generation)
 
     def _check_survived(self, shared: SharedInstance, lane: OpenLane, answered: Iterable[tuple[int, int]]) -> None:
         """An attempt that rests on work which was lost with a machine must be repeated from its first row.

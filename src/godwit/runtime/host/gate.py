@@ -21,9 +21,10 @@ from godwit.migration.events import Waiting
 from godwit.model.ownership import ROWS_WAIT, Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Unit
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.chunk.ownership_columns import MINE, SENT_ON, Mask, units_of
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.ownership_columns import MINE, SENT_ON, Mask, units_of
-from godwit.runtime.memory.work import Chunk, Work
 from godwit.runtime.messages import OwnerHint, RefusedRows
 from godwit.runtime.processor.rows import Index
 

@@ -26,11 +26,11 @@ from godwit.runtime.backup.keeper import BackupKeeper
 from godwit.runtime.backup.records import Records
 from godwit.runtime.backup.restore import restore_if_lost
 from godwit.runtime.backup.sender import BackupSender, no_backup
-from godwit.runtime.handover.host_services import HostServices
 from godwit.runtime.host.compaction import CompactionLoop
 from godwit.runtime.host.driver_requests import DriverRequests, Handlers, HostParts
 from godwit.runtime.host.exchange import LaneExchange, replaced
 from godwit.runtime.host.migration_service import MigrationService
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatSender
 from godwit.runtime.liveness.leases import (
@@ -117,7 +117,7 @@ class Host:
         for shared in self._instances:
             self._instances.own(shared)
         self.load_s = ports.now_s() - began
-        self._moves = MigrationService(self._port(), self._instances.named)
+        self._moves = MigrationService(self._host_services(), self._instances.named)
         for definition in typed.ask(self._controller, GetDefinitions()).operators:
             self._instances.define(definition)
         self._parts = self._new_parts()
@@ -173,7 +173,9 @@ class Host:
         record = records.next(before, "none", None if before is None else before.peer, self.generation)
         self._backup_keeper = BackupKeeper(config.checkpoint, config.host, self._stop.is_set)
         self._backup_keeper.tidy()
-        self._backup = BackupSender(self._port(), record, self._backup_peer, self._end) if config.backup else None
+        self._backup = (
+            BackupSender(self._host_services(), record, self._backup_peer, self._end) if config.backup else None
+        )
         return recovered
 
     def _listen(self) -> Service:
@@ -195,11 +197,11 @@ class Host:
         return Instances(config.host, resources, config.routing)
 
     def _new_parts(self) -> HostParts:
-        lanes = LaneExchange(self._port(), lambda request: typed.ask(self._controller, request))
+        lanes = LaneExchange(self._host_services(), lambda request: typed.ask(self._controller, request))
         compaction = CompactionLoop(self.log, self._instances.settled)
         return HostParts(self.log, self._instances, lanes, compaction, self._backup_keeper)
 
-    def _port(self) -> HostServices:
+    def _host_services(self) -> HostServices:
         config = self.config
         return HostServices(
             config.host,

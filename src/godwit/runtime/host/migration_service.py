@@ -19,13 +19,13 @@ from godwit.migration.origin import PROTOCOLS, register
 from godwit.model.ownership import Stand
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.chunk.ownership_columns import AWAY, selects
 from godwit.runtime.handover.incoming import scan
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.outgoing import union
 from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.ownership_columns import AWAY, selects
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.takeover.heir import Heir
 from godwit.state.keys import Key

@@ -9,9 +9,9 @@ from typing import Any
 
 from godwit.errors import BatchIncomplete, CheckpointMismatch, InvariantBroken, NotReplayable, StaleBatch, StaleRun
 from godwit.model.progress import BatchRef, Verdict
-from godwit.runtime.memory.changelog_parts import mark_part
-from godwit.runtime.memory.durable_changes import DurableChanges
-from godwit.runtime.memory.memory import Memory
+from godwit.runtime.durable.changelog_parts import mark_part
+from godwit.runtime.durable.durable_changes import DurableChanges
+from godwit.runtime.durable.memory import Memory
 
 
 class BatchChecks:

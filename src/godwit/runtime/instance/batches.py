@@ -17,12 +17,13 @@ from godwit.errors import StaleRun
 from godwit.model.ownership import Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
+from godwit.runtime.chunk.ownership_columns import selects
+from godwit.runtime.durable.changelog_parts import mark_part
+from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.journal import NewPart
+from godwit.runtime.durable.memory import Memory
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.batch_checks import BatchChecks
-from godwit.runtime.memory.changelog_parts import mark_part
-from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.ownership_columns import selects
-from godwit.runtime.memory.work import NewPart, Work
 from godwit.state.keys import Key
 
 

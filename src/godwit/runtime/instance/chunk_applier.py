@@ -6,24 +6,35 @@ durable together with their entry in the ledger, in `DurableChanges.change`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from godwit.errors import NotReplayable
 from godwit.model.progress import BatchRef
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.changelog_parts import mark_part
+from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.memory import Memory
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.batch_checks import BatchChecks, partition_changed
 from godwit.runtime.instance.failure_isolation import IsolatingRun
 from godwit.runtime.instance.user_code import UserCode
-from godwit.runtime.memory.changelog_parts import mark_part
-from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.work import AppliedElsewhere, Chunk, Work
 from godwit.runtime.processor.grouping import group_by_key
 from godwit.runtime.processor.rows import Index, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedElsewhere:
+    """How rows that their owner has applied are applied to the copies of another instance."""
+
+    times: Times
+    over: bool  # the batch is committed, so what the rows change is settled at once
+    record: bool  # a router may ask for the rows again, so the ledger keeps them
 
 
 class ChunkApplier:

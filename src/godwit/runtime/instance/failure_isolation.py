@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from godwit.errors import BadInput, DefinitionError, GodwitError, RowKillsHost
 from godwit.model.progress import BatchRef
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.durable.memory import Memory
 from godwit.runtime.instance.user_code import DueTimers, UserCode, no_tagged_outputs
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.work import Chunk
 from godwit.runtime.processor.crash_markers import CrashMarker
 from godwit.runtime.processor.dead_letters import row_letter, timer_letter
 from godwit.runtime.processor.grouping import group_by_key

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 from godwit.errors import DefinitionError
+from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.memory import Memory
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.user_code import UserCode, no_tagged_outputs
-from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.work import Work
 from godwit.runtime.processor.grouping import group_by_key
 from godwit.runtime.processor.rows import Index
 from godwit.state.ledger import Entry

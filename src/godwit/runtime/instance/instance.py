@@ -21,6 +21,14 @@ import pyarrow as pa
 
 from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef, Progress
+from godwit.runtime.chunk.chunk import Chunk
+from godwit.runtime.chunk.ownership_columns import Stands
+from godwit.runtime.durable import changelog_parts
+from godwit.runtime.durable.batch_in_progress import BatchInProgress
+from godwit.runtime.durable.durable_changes import DurableChanges
+from godwit.runtime.durable.journal import NewPart
+from godwit.runtime.durable.memory import Memory
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.batch_checks import BatchChecks
 from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.chunk_applier import ChunkApplier
@@ -29,12 +37,6 @@ from godwit.runtime.instance.key_changes import KeyChanges
 from godwit.runtime.instance.lane_requests import AdmitRun, LaneEnd, LaneRequests
 from godwit.runtime.instance.timer_firing import TimerFiring
 from godwit.runtime.instance.user_code import UserCode
-from godwit.runtime.memory import changelog_parts
-from godwit.runtime.memory.batch_in_progress import BatchInProgress
-from godwit.runtime.memory.durable_changes import DurableChanges
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.ownership_columns import Stands
-from godwit.runtime.memory.work import Chunk, NewPart, Work
 from godwit.runtime.processor.rows import Adapter, Index, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keyed_state import KeyedState

@@ -19,9 +19,9 @@ from godwit import ports
 from godwit.errors import DefinitionError, UnsupportedQuery
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
+from godwit.runtime.durable.journal import NewPart, Unwritten
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.memory.work import NewPart, Unwritten
 from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.runtime.processor.spec import Operator, OperatorSpec

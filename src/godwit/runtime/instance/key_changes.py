@@ -10,10 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.ownership_columns import MINE
-from godwit.runtime.memory.work import NewPart, Work
+from godwit.runtime.chunk.ownership_columns import MINE
+from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.journal import NewPart
+from godwit.runtime.durable.memory import Memory
+from godwit.runtime.durable.work import Work
 from godwit.state.changes import COLUMN_VAR
 from godwit.state.keys import Key
 

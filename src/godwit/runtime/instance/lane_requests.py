@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from godwit.errors import CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef, Verdict
+from godwit.runtime.durable.changelog_parts import end_lane, mark_part
+from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.memory import Memory
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.batch_checks import BatchChecks, partition_changed
 from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.chunk_applier import late_us
 from godwit.runtime.instance.timer_firing import TimerFiring
-from godwit.runtime.memory.changelog_parts import end_lane, mark_part
-from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.work import Work
 
 # Asks whether a run not seen before is the newest: request, last batch, whether the state is fresh.
 AdmitRun = Callable[[BatchRef, int, bool], None]

@@ -12,7 +12,7 @@ from godwit import ports
 from godwit.migration.events import Event
 from godwit.model.units import Units
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.memory.gauges import Gauges
+from godwit.runtime.load.gauges import Gauges
 from godwit.state.keys import Key, KeyCodec
 
 STALLS_MAX = 100_000

@@ -15,13 +15,13 @@ from godwit.errors import DefinitionError
 from godwit.model.ownership import Stand
 from godwit.model.progress import BatchRef
 from godwit.model.units import Units
+from godwit.runtime.chunk.ownership_columns import MINE, selects
+from godwit.runtime.durable.batch_in_progress import fired_of
+from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.memory import Memory
+from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.failure_isolation import IsolatingRun
 from godwit.runtime.instance.user_code import DueTimers, UserCode
-from godwit.runtime.memory.batch_in_progress import fired_of
-from godwit.runtime.memory.durable_changes import DurableChanges, MergeIntoMemory
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.ownership_columns import MINE, selects
-from godwit.runtime.memory.work import Work
 from godwit.runtime.processor.rows import Index, Times
 from godwit.state.ledger import Entry
 

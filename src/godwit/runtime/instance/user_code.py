@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError, GodwitError, ProcessorFailed
-from godwit.runtime.memory.memory import Memory
+from godwit.runtime.durable.memory import Memory
 from godwit.runtime.processor.crash_markers import CrashMarker, NoCrashMarker
 from godwit.runtime.processor.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec

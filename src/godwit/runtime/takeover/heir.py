@@ -22,14 +22,14 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
-from godwit.runtime.handover.host_services import HostServices
+from godwit.runtime.chunk import chunk_bytes
+from godwit.runtime.chunk.ownership_columns import selects
 from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import batch_lost, migration_name
-from godwit.runtime.memory import chunk_bytes
-from godwit.runtime.memory.ownership_columns import selects
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.changes import changes_schema
 from godwit.state.frames import Part

@@ -14,10 +14,11 @@ import numpy as np
 from godwit.model.ownership import Ownership
 from godwit.model.progress import Progress
 from godwit.model.units import Units
-from godwit.runtime.memory.batch_in_progress import BatchInProgress
-from godwit.runtime.memory.ownership_columns import OwnershipColumns, Stands
-from godwit.runtime.memory.sketch import HotKeys
-from godwit.runtime.memory.work import Counters, Follower
+from godwit.runtime.chunk.ownership_columns import OwnershipColumns, Stands
+from godwit.runtime.durable.batch_in_progress import BatchInProgress
+from godwit.runtime.durable.work import Follower
+from godwit.runtime.load.counters import Counters
+from godwit.runtime.load.sketch import HotKeys
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keyed_state import KeyedState

@@ -1,4 +1,4 @@
-"""The services of a host that hand-overs, takeovers and lanes use."""
+"""The services of a host process that the rooms below `host` use: lanes, hand-overs, takeovers and backups."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from godwit.runtime.memory.sketch import Heavy, HotKeys
+from godwit.runtime.load.sketch import Heavy, HotKeys
 from godwit.state.keys import Key
 
 SHORT_S: Final = 5

@@ -13,8 +13,8 @@ import pyarrow as pa
 from godwit.errors import InvariantBroken
 from godwit.model.ownership import Ownership
 from godwit.model.units import Units
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.work import NewPart
+from godwit.runtime.durable.journal import NewPart
+from godwit.runtime.durable.memory import Memory
 from godwit.runtime.processor.spec import schema_text
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.ledger import Entry

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from godwit.errors import CheckpointUnusable, GodwitError, StaleGeneration, StateUncertain
-from godwit.runtime.memory.memory import Memory
-from godwit.runtime.memory.work import Journal, NewPart, Unwritten, Work
+from godwit.runtime.durable.journal import Journal, NewPart, Unwritten
+from godwit.runtime.durable.memory import Memory
+from godwit.runtime.durable.work import Work
 from godwit.state.ledger import Entry
 
 MergeIntoMemory = Callable[[], None]  # makes a prepared change count in memory; called when the frame is in line

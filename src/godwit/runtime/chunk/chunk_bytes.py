@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from godwit.runtime.memory.work import Chunk
+from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.processor.rows import Times
 from godwit.state.keys import KeyCodec
 from godwit.transport import wire

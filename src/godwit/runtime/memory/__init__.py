@@ -1,1 +1,0 @@
-"""The data of an instance: in memory, in the changelog (where a change becomes durable), and its recent load."""
