@@ -116,7 +116,7 @@ class Striker:
             return
         self.cut.add(id(party))
         if when == "before":
-            party._writer = None
+            party.answers.stop()
 
     def _abort(self, side: str, party: Any, when: str) -> None:
         party.handover.post(AbortRequested("struck"))

@@ -216,7 +216,7 @@ class Flock:
         self._moves += 1
         name = f"m{self._moves}"
         receiver, answers = Receiver(target.port, target.shared, name, origin.name), ReceiverAnswers()
-        receiver.start_answering(answers)
+        receiver.answers.start(answers)
         shipment = Shipment(origin.shared, units, lambda *_: None)
         shipment.index()
         origin.own.cut(units, target.name)
@@ -259,7 +259,7 @@ class Flock:
         words = {part.info["kind"]: part for part in left.newest_parts()}
         legacy = LostOperator(lost.name, "keep", lost.own.mine(), True, words)
         receiver, answers = Receiver(heir.port, heir.shared, "will", lost.name), ReceiverAnswers()
-        receiver.start_answering(answers)
+        receiver.answers.start(answers)
         told = chain(legacy.begin(), (note for part in left.parts() for note in legacy.messages_of(part)))
         for message, body in told:
             receiver.take(message, None if body is None else pa.py_buffer(body))

@@ -309,7 +309,7 @@ def served_is_taken_in_again() -> Iterable[Change]:
 def two_handovers_at_once() -> Iterable[Change]:
     def claim(effects: TargetEffects, units: Units) -> Units:
         handover, free = effects._handover, (Stand.AWAY, Stand.EXPECTED, Stand.PREPARED)
-        units = Units.of(*(unit for unit in units if handover.ownership.share(unit).stand in free))
+        units = Units.of(*(unit for unit in units if handover.shared.ownership.share(unit).stand in free))
         handover.add_claim(units)
         return units
 

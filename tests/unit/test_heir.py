@@ -9,6 +9,7 @@ from typing import Any
 
 from godwit.model.units import Units
 from godwit.runtime import messages
+from godwit.runtime.handover.answers import Answers
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
@@ -30,9 +31,7 @@ class Told:
         self.reached = threading.Event()
         self.copied_up_to: int | None = None
         self.handover = SimpleNamespace(written=None)
-
-    def start_answering(self, answers: Any) -> None:
-        self.answers = answers
+        self.answers = Answers()
 
     def drop_taken_over(self) -> None:
         return

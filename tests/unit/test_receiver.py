@@ -94,10 +94,10 @@ def test_what_is_heard_of_an_outcome_is_not_said_before_the_greeting(tmp_path: P
     thread = threading.Thread(target=receiver.serve, args=(connection, connection, 1), daemon=True)
     thread.start()
     assert connection.read.wait(10), "it is connected, and nothing has been said"
-    receiver._answer(messages.StepServed(0))
+    receiver.answers.send(messages.StepServed(0))
     connection.send("hello")
     assert connection.heard.get(timeout=10) == "hello"
-    receiver._answer(messages.StepServed(1))
+    receiver.answers.send(messages.StepServed(1))
     assert connection.heard.get(timeout=10) == "step_served"
     connection.end()
     thread.join(10)

@@ -103,6 +103,17 @@ class Groups:
 _DIGITS = bytes.maketrans(bytes(range(len(Stand))), "".join(str(int(stand)) for stand in Stand).encode())
 
 
+def step_name(migration: str, number: int) -> str:
+    """The name of a step of a migration, as changelogs and the hosts of a hand-over use it."""
+    return f"{migration}/{number}"
+
+
+def migration_and_number(step: str) -> tuple[str, int]:
+    """Of a step, by its name."""
+    migration, _, number = step.rpartition("/")
+    return migration, int(number)
+
+
 @dataclass(slots=True)
 class Outgoing:
     """A step that this origin has released and that its target has not confirmed yet."""

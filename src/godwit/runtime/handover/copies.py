@@ -104,7 +104,7 @@ class Copies:
         state = state_at(Path(message.directory), instance.name, spec.variables, instance.key_codec, message.lsn)
         units = self._handover.step(message.step).units
         assert units is not None, "only a step that was announced takes state"
-        mine = instance.memory.select_keys(list(state.keys()), selects(units, self._handover.ownership))
+        mine = instance.memory.select_keys(list(state.keys()), selects(units, self._handover.shared.ownership))
         for at in range(0, len(mine), BACKUP_KEYS):
             for batch in state.export_keys(mine[at : at + BACKUP_KEYS], BACKUP_ROWS, BACKUP_BYTES):
                 self.state(messages.StepState(message.step), batch.serialize())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from godwit.model.ownership import step_name
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.durable.journal import NewPart
@@ -47,7 +48,7 @@ class IncomingHandover:
        `shared.changed` only.
        Threads whose rows wait call `Receiver.want` with this lock, without `_acting`: `want` reads which units the machine
        expects, and writes one short message.
-    3. The receiver's `_writing` guards the stream's writer. A thread that holds it takes no other lock.
+    3. The lock of `Receiver.answers` guards the stream's writer. A thread that holds it takes no other lock.
     An heir that takes over copies of another migration locks that migration's `_acting` before its own.
     """
 
@@ -60,11 +61,6 @@ class IncomingHandover:
         self.written: tuple[int, int] | None = None  # how far the origin's changelog was durable: generation and lsn
         self.copied_in = -1  # the origin's batch when the last copy became complete
 
-    @property
-    def ownership(self) -> Any:
-        assert self.shared.instance.ownership is not None, "only instances with an ownership take part in migrations"
-        return self.shared.instance.ownership
-
     def step(self, number: int) -> IncomingStep:
         return self.steps.setdefault(number, IncomingStep())
 
@@ -72,8 +68,7 @@ class IncomingHandover:
         self.steps.pop(number, None)
 
     def name(self, number: int) -> str:
-        """The name of a step in changelogs."""
-        return f"{self.migration}/{number}"
+        return step_name(self.migration, number)
 
     @property
     def copied_up_to(self) -> dict[int, int]:

@@ -183,7 +183,7 @@ class Mover:
         if last is None:
             return
         for step in self._machine.steps:
-            released = self.handover.ownership.outgoing.get(self.handover.name(step.number))
+            released = self.handover.shared.ownership.outgoing.get(self.handover.name(step.number))
             if released is not None and step.phase in (Phase.RELEASED, Phase.SHIPPED):
                 served = last.served(released.epochs)
                 self._handle(Served(step.number) if served else TargetLost(step.number))

@@ -90,7 +90,7 @@ class OriginEffects:
             case Offer(units):
                 handover.queue.put(Queued(messages.OfferUnits(units)))
             case TellReleased(step):
-                epochs = handover.ownership.outgoing[handover.name(step)].epochs
+                epochs = handover.shared.ownership.outgoing[handover.name(step)].epochs
                 self._put_behind_slices(step, Queued(messages.StepReleased(step, epochs)))
             case TellAborted(step, units):
                 self._put_behind_slices(step, Queued(messages.StepAborted(step, units)))
@@ -109,7 +109,7 @@ class OriginEffects:
 
     def _change(self, change: Callable[[Any], None]) -> None:
         with self._shared.changed:
-            change(self.handover.ownership)
+            change(self.handover.shared.ownership)
             self._shared.changed.notify_all()
 
     # -- sending -----------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class OriginEffects:
     def _copy(self, step: int, units: Units, forward: str) -> Iterator[None]:
         """Copy keys in slices, in the order of their hashes. Later rows or changes of copied keys are forwarded."""
         handover = self.handover
-        select = selects(units, handover.ownership)
+        select = selects(units, handover.shared.ownership)
         forwarder = Forwarder(self._shared, handover.queue, step, select, forward, handover.request.check)
         with self._shared.lock:
             handover.queue.put(self._shipment.announcement(handover.request.id, step, units))
@@ -180,7 +180,7 @@ class OriginEffects:
         with self._shared.lock:
             items = self._shipped(step, units)
             self.handover.step(step).shipped = True
-            if self.handover.name(step) in self.handover.ownership.outgoing:
+            if self.handover.name(step) in self.handover.shared.ownership.outgoing:
                 self.handover.stop_forwarding(step)
         self._log.flush(self._shared.lsn)
         if self.handover.step(step).copied is not None:
@@ -191,7 +191,7 @@ class OriginEffects:
 
     def _shipped(self, step: int, units: Units) -> list[Queued]:
         handover, shipment, outgoing = self.handover, self._shipment, self.handover.step(step)
-        ledger, ownership = self._shared.instance.ledger, handover.ownership
+        ledger, ownership = self._shared.instance.ledger, handover.shared.ownership
         select = selects(units, ownership)
         copied = outgoing.copied  # complete: since the cut, rows wait
         keys: Collection[Key] = copied if copied is not None else shipment.keys_of(units, select)
@@ -222,7 +222,7 @@ class OriginEffects:
         with self._shared.changed:
             if handover.step(step).shipped:  # else the target has to hear of a batch that begins anew until then
                 handover.stop_forwarding(step)
-            handover.ownership.release(handover.name(step), units, handover.request.target)
+            handover.shared.ownership.release(handover.name(step), units, handover.request.target)
             lsn = instance.write([instance.own_part()])
             self._shared.changed.notify_all()
         self._log.sync(lsn)
@@ -232,7 +232,7 @@ class OriginEffects:
     def _take_back(self, step: int) -> None:
         handover, instance = self.handover, self._shared.instance
         with self._shared.changed:
-            handover.ownership.take_back(handover.name(step))
+            handover.shared.ownership.take_back(handover.name(step))
             lsn = instance.write([instance.own_part()])
             self._shared.changed.notify_all()
         self._log.sync(lsn)
@@ -245,14 +245,14 @@ class OriginEffects:
                 self.handover.cancel_slices(step)
                 self.handover.stop_forwarding(step)
                 self.handover.close_step(step)
-            self.handover.ownership.resume(units)
+            self.handover.shared.ownership.resume(units)
             self._shared.changed.notify_all()
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
     def forget(self, step: int, units: Units) -> None:
         """The target owns the step: drop its state here, in slices, except keys that have come back meanwhile."""
-        handover, ownership = self.handover, self.handover.ownership
+        handover, ownership = self.handover, self.handover.shared.ownership
         select = selects(units, ownership)
         with self._shared.lock:
             keys = list(self._shipment.keys_of(units, select))
@@ -271,11 +271,11 @@ class OriginEffects:
         with self._shared.lock:
             gone = instance.stands(hashes) == AWAY
             if instance.memory.staged:
-                gone &= ~selects(instance.memory.staged, self.handover.ownership)(hashes)
+                gone &= ~selects(instance.memory.staged, self.handover.shared.ownership)(hashes)
             instance.keys.drop([keys[i] for i in np.flatnonzero(gone).tolist()], settled=True)
 
     def _confirm(self, step: int, select: Select) -> None:
-        instance, ownership = self._shared.instance, self.handover.ownership
+        instance, ownership = self._shared.instance, self.handover.shared.ownership
         with self._shared.changed:
             coming = selects(instance.memory.staged, ownership)  # units that come back bring their own ledger entries
             instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))

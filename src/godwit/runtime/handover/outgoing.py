@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from godwit import ports
 from godwit.migration.events import Event
+from godwit.model.ownership import step_name
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued, SendQueue
@@ -84,13 +84,8 @@ class OutgoingHandover:
         self._steps: dict[int, OutgoingStep] = {}  # replaced, never changed: other threads iterate over it
         if not resumed:
             with shared.lock:
-                self.ownership.begin_move(self.units)
+                self.shared.ownership.begin_move(self.units)
         self.shipment = Shipment(shared, self.units, self._new_key)
-
-    @property
-    def ownership(self) -> Any:
-        assert self.shared.instance.ownership is not None, "only instances with an ownership take part in migrations"
-        return self.shared.instance.ownership
 
     def step(self, number: int) -> OutgoingStep:
         """The facts of a step that is under way."""
@@ -103,8 +98,7 @@ class OutgoingHandover:
         self._steps = {known: step for known, step in self._steps.items() if known != number}
 
     def name(self, number: int) -> str:
-        """The name of a step in changelogs."""
-        return f"{self.request.id}/{number}"
+        return step_name(self.request.id, number)
 
     def post(self, event: Event) -> None:
         self.queue.put(event)
@@ -159,7 +153,7 @@ class OutgoingHandover:
             if self.post in self.shared.event_listeners:
                 self.shared.event_listeners.remove(self.post)
             if not self.resumed:
-                self.ownership.end_move(self.units)
+                self.shared.ownership.end_move(self.units)
 
     # -- progress, for other threads ---------------------------------------------------------------------------------
 

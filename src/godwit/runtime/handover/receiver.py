@@ -8,20 +8,14 @@ of `incoming.IncomingHandover`.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
-
-import pyarrow as pa
 
 from godwit import ports
 from godwit.errors import GodwitError
 from godwit.migration.events import (
     AbortReported,
     Announced,
-    AnswerDeclined,
-    AnswerMissing,
-    AnswerOffered,
-    AnswerPrepared,
     Arrived,
     AskOutcome,
     Discard,
@@ -39,6 +33,7 @@ from godwit.migration.events import (
 from godwit.migration.target import Target, TargetPhase
 from godwit.model.units import Units
 from godwit.runtime import messages
+from godwit.runtime.handover.answers import Answers, outcome_of
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.incoming import IncomingHandover
 from godwit.runtime.handover.switch_interval import prompt
@@ -47,8 +42,7 @@ from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
-from godwit.runtime.liveness.wills import read_will, step_name
-from godwit.transport import bodies, line, typed
+from godwit.transport import bodies, typed
 from godwit.transport.flight import GONE
 
 ASK_AGAIN_S = 0.02
@@ -71,6 +65,7 @@ class Receiver:
         self.id = migration
         self.origin = origin
         self.handover = IncomingHandover(services, shared, migration, origin)
+        self.answers = Answers()
         self.open_connections = 0  # including broken ones whose end is not noticed yet
         self.origin_away = False  # the origin of a standby is away, and its copies are still here
         self._services = services
@@ -80,8 +75,6 @@ class Receiver:
         self._effects = TargetEffects(self.handover)
         self._standby = standby  # copies of a standby outlive the connection
         self._acting = ports.rlock()
-        self._writing = ports.lock()
-        self._writer: Any = None
         self._connection: ExitStack | None = None  # the newest connection, with the resources that it uses
         self._no_connection = ports.event()
         self._no_connection.set()
@@ -89,7 +82,7 @@ class Receiver:
         shared.want_listeners.append(self.want)
         for number, units in (prepared or {}).items():
             self.handover.add_claim(units)
-            self.handover.add_copies(units, self.handover.ownership.incoming[self.handover.name(number)].apart)
+            self.handover.add_copies(units, self.handover.shared.ownership.incoming[self.handover.name(number)].apart)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -132,12 +125,12 @@ class Receiver:
             if self._connection is not connection or isinstance(received, messages.Bye):
                 return False
             if isinstance(received, messages.Hello):
-                self.start_answering(writer)
+                self.answers.start(writer)
                 return True
             try:
                 self.take(received, bodies.body_of(message) if message.data is not None else None)
             except GodwitError as error:
-                self._answer(messages.TargetFailed(error.at(host=self._services.host)))
+                self.answers.send(messages.TargetFailed(error.at(host=self._services.host)))
             return True
 
     def _end(self, connection: ExitStack | None) -> None:
@@ -159,8 +152,7 @@ class Receiver:
 
     def _connection_ended(self) -> None:
         """Complete copies of a standby stay until the origin is back: if it is lost for good, this host may be its heir."""
-        with self._writing:
-            self._writer = None
+        self.answers.stop()
         self.origin_away = self._standby and self.copied_up_to is not None
         if self.origin_away:
             ports.thread(self._await_origin, "godwit-await-origin").start()
@@ -180,12 +172,6 @@ class Receiver:
             if self.origin_away:
                 self.origin_away = False
                 self._handle(OriginDisconnected())
-
-    def start_answering(self, writer: Any) -> None:
-        """Answer on this stream from now on. Answers may come from any thread, so `Hello` must be written first."""
-        with self._writing, suppress(*GONE, pa.ArrowInvalid):
-            writer.write_metadata(typed.pack(messages.Hello()))
-            self._writer = writer
 
     @property
     def settled(self) -> bool:
@@ -238,17 +224,12 @@ class Receiver:
         with self._shared.lock:
             self._shared.want_listeners.remove(self.want)
 
-    def _answer(self, answer: typed.Message) -> None:
-        with self._writing, suppress(*GONE, pa.ArrowInvalid):
-            if self._writer is not None:
-                self._writer.write_metadata(typed.pack(answer))
-
     def want(self, units: Units) -> None:
         """Rows wait for these units; called with the instance's lock. Each unit is requested once per connection."""
         missing = (units & self._machine.promised) - self._wanted
         if missing:
             self._wanted |= missing
-            self._answer(messages.UnitsWanted(missing))
+            self.answers.send(messages.UnitsWanted(missing))
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
@@ -285,7 +266,7 @@ class Receiver:
                 return
             case messages.CopyMarker(step, rows):
                 copies.complete(message)
-                self._answer(messages.MarkerReached(step, rows))
+                self.answers.send(messages.MarkerReached(step, rows))
             case messages.StepState():
                 copies.state(message, body)
             case messages.StepBackup():
@@ -310,7 +291,7 @@ class Receiver:
 
     def _announced(self, message: messages.AnnounceStep) -> None:
         if self._served(message.epochs):
-            self._answer(messages.StepServed(message.step))
+            self.answers.send(messages.StepServed(message.step))
         else:
             step = self.handover.step(message.step)
             step.apart, step.epochs = message.apart, message.epochs
@@ -322,7 +303,7 @@ class Receiver:
 
     def _released(self, message: messages.StepReleased) -> None:
         if self._served(message.epochs):
-            self._answer(messages.StepServed(message.step))
+            self.answers.send(messages.StepServed(message.step))
         else:
             self._handle(ReleaseReported(message.step))
 
@@ -348,26 +329,13 @@ class Receiver:
                 self._handle(Durable(step))
             case Serve(step, units):
                 self._effects.serve(step, units)
-                self._answer(messages.StepServed(step))
+                self.answers.send(messages.StepServed(step))
             case Discard(step, units):
                 self._effects.discard(step, units)
             case AskOutcome(step):
                 self.ask_outcome(step)
             case _:
-                self._tell(effect)
-
-    def _tell(self, effect: Effect) -> None:
-        match effect:
-            case AnswerOffered(units):
-                self._answer(messages.UnitsExpected(units))
-            case AnswerPrepared(step):
-                self._answer(messages.StepPrepared(step))
-            case AnswerDeclined(step):
-                self._answer(messages.StepDeclined(step))
-            case AnswerMissing(step):
-                self._answer(messages.StepMissing(step))
-            case _:
-                raise AssertionError(effect)
+                self.answers.send_for(effect)
 
     # -- the origin's decision ---------------------------------------------------------------------------------------
 
@@ -384,21 +352,3 @@ class Receiver:
                     self._handle(ReleaseReported(step) if outcome == "released" else AbortReported(step))
                 return
             pause.wait(ASK_AGAIN_S)
-
-
-def outcome_of(services: HostServices, origin: str, operator: str, step: str) -> str:
-    """What became of a step, by its origin, or by the will of an origin that is lost for good; "away" if there is no answer."""
-    directory = host_directory(services.checkpoint, origin)
-    will = read_will(directory)
-    if will is not None:
-        return "released" if step == step_name(will[0], operator) else "kept"
-    lease = read_lease(directory)
-    if lease is None or lease.incarnation != services.incarnation:
-        return "away"
-    client = line.connect(lease.address, services.token)
-    try:
-        return typed.ask(client, messages.ReportOutcome(operator, step), timeout_s=5.0).outcome
-    except GodwitError:
-        return "away"
-    finally:
-        client.close()

@@ -7,10 +7,10 @@ Decides which messages carry state, the batch in progress and the end of a step;
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from godwit.model.ownership import step_name
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.chunk.ownership_columns import selects
@@ -33,13 +33,8 @@ class Shipment:
         self._units = units
         self._new_key = new_key
         self._keys: dict[Unit, dict[Key, int]] = {}  # the keys of every unit, with their routing hashes
-        self._select = selects(units, self._ownership)
+        self._select = selects(units, self._shared.ownership)
         self.watcher = KeyWatcher(shared, self._select, self._note)
-
-    @property
-    def _ownership(self) -> Any:
-        assert self._shared.instance.ownership is not None, "only instances with an ownership take part in migrations"
-        return self._shared.instance.ownership
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
@@ -58,7 +53,7 @@ class Shipment:
                     self._note([part[i] for i in chosen], hashes[chosen].tolist())
 
     def _note(self, keys: list[Key], hashes: list[int]) -> None:
-        count = len(self._ownership.groups)
+        count = len(self._shared.ownership.groups)
         for key, route_hash in zip(keys, hashes, strict=True):
             unit = Unit("key", route_hash) if route_hash in self._units.keys else Unit("group", route_hash % count)
             known = self._keys.setdefault(unit, {})
@@ -98,13 +93,13 @@ class Shipment:
     def announcement(self, migration: str, step: int, units: Units) -> Queued:
         """The first message of a step. By its epochs a target knows whether it has served the step already."""
         epochs = {unit: epoch + 1 for unit, epoch in self._epochs(migration, step, units).items()}
-        return Queued(messages.AnnounceStep(step, units, tuple(self._ownership.apart(units)), epochs))
+        return Queued(messages.AnnounceStep(step, units, tuple(self._shared.ownership.apart(units)), epochs))
 
     def _epochs(self, migration: str, step: int, units: Units) -> dict[Unit, int]:
         """The epochs in which the origin owns the units, or owned them until it released them."""
-        released = self._ownership.outgoing.get(f"{migration}/{step}")
+        released = self._shared.ownership.outgoing.get(step_name(migration, step))
         if released is None:
-            return {unit: self._ownership.share(unit).epoch for unit in units}
+            return {unit: self._shared.ownership.share(unit).epoch for unit in units}
         return {unit: epoch - 1 for unit, epoch in released.epochs.items()}
 
     def state(self, step: int, keys: list[Key]) -> Queued:
@@ -128,10 +123,10 @@ class Shipment:
 
     def end(self, migration: str, step: int, units: Units) -> Queued:
         """The last message of a step, with the epochs in which the origin owns it, or owned it until it released it."""
-        ownership = self._ownership
+        ownership = self._shared.ownership
         mark, _ = self._shared.instance.mark_part()
         apart = tuple((key, *owner) for key, owner in ownership.apart(units).items())
-        released = f"{migration}/{step}" in ownership.outgoing
+        released = step_name(migration, step) in ownership.outgoing
         return Queued(
             messages.StepEnd(step, units, self._epochs(migration, step, units), apart, mark, released=released)
         )

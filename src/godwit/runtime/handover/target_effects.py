@@ -43,13 +43,13 @@ class TargetEffects:
         handover = self._handover
         self._shared.changed.wait_for(lambda: self._free(units, apart) or handover.services.stopping())
         away = (Stand.AWAY, Stand.EXPECTED)
-        units = Units.of(*(unit for unit in units if handover.ownership.share(unit).stand in away))
+        units = Units.of(*(unit for unit in units if handover.shared.ownership.share(unit).stand in away))
         if units:
             handover.add_claim(units)
         return units
 
     def _free(self, units: Units, apart: Collection[int] | None) -> bool:
-        count = len(self._handover.ownership.groups)
+        count = len(self._handover.shared.ownership.groups)
         for other, claimed in self._others():
             copied = self._shared.copied_groups.get(other, {})
             if claimed & units or any(key not in copied.get(key % count, (key,)) for key in units.keys):
@@ -65,13 +65,13 @@ class TargetEffects:
 
     def _select(self, units: Units) -> Callable[[Any], Any]:
         """A test for columns of hashes. A key that another migration brings by itself does not belong to its group."""
-        select = selects(units, self._handover.ownership)
+        select = selects(units, self._handover.shared.ownership)
         theirs = np.array([key for _, claimed in self._others() for key in claimed.keys], np.int64)
         return lambda hashes: select(hashes) & ~np.isin(hashes, theirs)
 
     def expect(self, units: Units) -> None:
         with self._shared.changed:
-            self._handover.ownership.expect(units, self._handover.origin)
+            self._handover.shared.ownership.expect(units, self._handover.origin)
             self._shared.changed.notify_all()
 
     def stage(self, number: int, units: Units) -> None:
@@ -87,9 +87,9 @@ class TargetEffects:
             if self.claim(units, step.apart) != units:
                 raise InvariantBroken(f"{handover.name(number)} brings units that {handover.services.host} owns")
             self._check_not_outdated(number, units)
-            back = handover.ownership.rejoin(units, step.apart)
+            back = handover.shared.ownership.rejoin(units, step.apart)
             handover.add_copies(units, step.apart)
-            count, outgoing = len(handover.ownership.groups), handover.ownership.outgoing.values()
+            count, outgoing = len(handover.shared.ownership.groups), handover.shared.ownership.outgoing.values()
             if not again and any(out.units.overlaps(units, count) for out in outgoing):
                 handover.drop_keys(scan(self._shared, self._select(units)))
             if back or units - instance.memory.staged:
@@ -98,7 +98,7 @@ class TargetEffects:
 
     def _check_not_outdated(self, number: int, units: Units) -> None:
         """An announcement that comes late may take a key for one of its group that has moved by itself meanwhile."""
-        step, ownership = self._handover.step(number), self._handover.ownership
+        step, ownership = self._handover.step(number), self._handover.shared.ownership
         for key, share in ownership.keys.items():
             epoch = step.epochs.get(Unit("group", key % len(ownership.groups)))
             if epoch is not None and share.epoch >= epoch and key not in step.apart and key not in units.keys:
@@ -125,7 +125,9 @@ class TargetEffects:
             instance.batches.merge_watermark(mark["watermark"], same_batch)
             instance.timers.inherit(units, mark, same_batch, end.lost)
             apart = {key: (owner, epoch) for key, owner, epoch in end.apart}
-            handover.ownership.prepare(handover.name(number), Incoming(units, handover.origin, end.epochs, apart))
+            handover.shared.ownership.prepare(
+                handover.name(number), Incoming(units, handover.origin, end.epochs, apart)
+            )
             instance.memory.staged |= units
             handover.write([instance.mark_part(), instance.own_part()])
             lsn = self._shared.lsn
@@ -136,8 +138,8 @@ class TargetEffects:
         """Own the units from now on, durably."""
         handover, instance, name = self._handover, self._shared.instance, self._handover.name(number)
         with self._shared.changed:
-            if name in handover.ownership.incoming:
-                handover.ownership.serve(name)
+            if name in handover.shared.ownership.incoming:
+                handover.shared.ownership.serve(name)
                 handover.end_claim(units)
                 parts: list[NewPart] = [instance.own_part()]
                 for lane, entry in instance.batch.pending_outputs.pop(name, ()):
@@ -160,7 +162,7 @@ class TargetEffects:
         with self._shared.changed:
             units &= handover.claimed
             if units:
-                handover.ownership.drop(units)
+                handover.shared.ownership.drop(units)
                 self._discard_copies(number, units)
                 handover.end_claim(units)
                 instance.batch.pending_outputs.pop(handover.name(number), None)
@@ -221,7 +223,7 @@ class TargetEffects:
         return True
 
     def _outside(self, units: Units, keys: Iterable[Key]) -> list[Key]:
-        inside = selects(units, self._handover.ownership)
+        inside = selects(units, self._handover.shared.ownership)
         return self._shared.instance.memory.select_keys(list(keys), lambda hashes: ~inside(hashes))
 
     def drop_taken_over(self) -> None:

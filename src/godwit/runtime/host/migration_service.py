@@ -16,7 +16,7 @@ from godwit import ports
 from godwit.errors import DefinitionError, HostUnavailable, MalformedRequest
 from godwit.migration.events import AbortRequested, HandoverRequested
 from godwit.migration.origin import PROTOCOLS, register
-from godwit.model.ownership import Stand
+from godwit.model.ownership import Stand, migration_and_number, step_name
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.chunk.ownership_columns import AWAY, selects
@@ -80,13 +80,13 @@ class MigrationService:
             gone = selects(_released(shared), ownership)
             instance.ledger.drop(lambda hashes: ~mine(hashes) & ~gone(hashes))
         for migration, steps in _by_migration(ownership.outgoing).items():
-            target = ownership.outgoing[f"{migration}/{next(iter(steps))}"].target
+            target = ownership.outgoing[step_name(migration, next(iter(steps)))].target
             request = messages.StartMigration(migration, instance.name, target, "pause", tuple(steps.values()))
             mover = Mover(self._services, shared, request, released=steps)
             self._remember(mover)
             mover.start()
         for migration, steps in _by_migration(ownership.incoming).items():
-            origin = ownership.incoming[f"{migration}/{next(iter(steps))}"].origin
+            origin = ownership.incoming[step_name(migration, next(iter(steps)))].origin
             receiver = Receiver(self._services, shared, migration, origin, steps)
             self._receivers[migration] = receiver
             for step in steps:
@@ -94,8 +94,7 @@ class MigrationService:
 
     def _drop_copies(self, shared: SharedInstance, units: Units) -> None:
         instance = shared.instance
-        assert instance.ownership is not None
-        select = selects(units, instance.ownership)
+        select = selects(units, shared.ownership)
         keys = scan(shared, lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY))
         instance.memory.staged -= units
         instance.keys.drop(keys, True, instance.own_part())
@@ -128,8 +127,7 @@ class MigrationService:
 
     def _check_free(self, request: messages.StartMigration, shared: SharedInstance) -> None:
         """The host must own all of the units, and no other migration may be moving them."""
-        ownership = shared.instance.ownership
-        assert ownership is not None
+        ownership = shared.ownership
         asked = union(request.steps)
         for other in self._movers.values():
             same = other.request.operator == request.operator and not other.ended
@@ -182,14 +180,14 @@ class MigrationService:
         """What became of a step, for a target that has lost the connection."""
         name = request.step
         shared = self._instance_of(request.operator)
-        migration, _, number = name.rpartition("/")
+        migration, number = migration_and_number(name)
         with shared.lock:
             released = shared.instance.ownership is not None and name in shared.instance.ownership.outgoing
         if released:
             self._services.log.sync(shared.lsn)  # in memory it is released a moment before it is durable
             return messages.StepOutcome("released")
         mover = self._movers.get(migration)
-        return messages.StepOutcome("kept" if mover is None else mover.outcome(int(number)))
+        return messages.StepOutcome("kept" if mover is None else mover.outcome(number))
 
     # -- the target's side -------------------------------------------------------------------------------------------
 
@@ -330,14 +328,13 @@ def _check_protocol(request: messages.StartMigration) -> None:
 def _by_migration(open_steps: dict[str, Any]) -> dict[str, dict[int, Units]]:
     steps: dict[str, dict[int, Units]] = {}
     for name, step in open_steps.items():
-        migration, _, number = name.rpartition("/")
-        steps.setdefault(migration, {})[int(number)] = step.units
+        migration, number = migration_and_number(name)
+        steps.setdefault(migration, {})[number] = step.units
     return steps
 
 
 def _released(shared: SharedInstance) -> Units:
-    assert shared.instance.ownership is not None
     units = Units()
-    for outgoing in shared.instance.ownership.outgoing.values():
+    for outgoing in shared.ownership.outgoing.values():
         units |= outgoing.units
     return units

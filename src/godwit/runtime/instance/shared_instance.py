@@ -10,6 +10,7 @@ from typing import Any
 
 from godwit import ports
 from godwit.migration.events import Event
+from godwit.model.ownership import Ownership
 from godwit.model.units import Units
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.load.gauges import Gauges
@@ -39,9 +40,8 @@ class SharedInstance:
     changed: ports.Condition = field(init=False)
     event_listeners: list[Callable[[Event], None]] = field(default_factory=list)  # movers: a batch began, rows wait
     want_listeners: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: rows wait for these units
-    copy_claims: dict[str, Units] = field(
-        default_factory=dict
-    )  # by migration: the units of which it may have copies here
+    # By migration: the units of which it may have copies here.
+    copy_claims: dict[str, Units] = field(default_factory=dict)
     # By migration: the groups of which it may have state here, each with the keys that are apart from it.
     copied_groups: dict[str, dict[int, frozenset[int]]] = field(default_factory=dict)
     inheriting: bool = False  # keys of a lost host are being taken over
@@ -52,6 +52,12 @@ class SharedInstance:
     def check_locked(self) -> None:
         """For what is only done with the lock of the instance."""
         assert self.lock.locked(), "done without the lock of the instance"
+
+    @property
+    def ownership(self) -> Ownership:
+        """Of an instance whose keys can move: only such instances take part in migrations."""
+        assert self.instance.ownership is not None, "only instances with an ownership take part in migrations"
+        return self.instance.ownership
 
     @property
     def lsn(self) -> int:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from godwit.errors import CheckpointCorrupt, StaleGeneration, WorkLost
-from godwit.model.ownership import Ownership
+from godwit.model.ownership import Ownership, step_name
 from godwit.model.units import Units
 from godwit.state.damage import corrupt, unusable
 from godwit.state.documents import GARBLED, make_directory, replace_document
@@ -130,9 +130,9 @@ def check_alive(directory: Path) -> None:
         )
 
 
-def step_name(will: str, operator: str) -> str:
+def takeover_step(will: str, operator: str) -> str:
     """The name of the takeover among the heir's prepared steps: a takeover is a migration of one step."""
-    return f"{migration_name(will, operator)}/0"
+    return step_name(migration_name(will, operator), 0)
 
 
 def migration_name(will: str, operator: str) -> str:

@@ -191,7 +191,7 @@ class Heir:
             lost = LostOperator(self.lost, operator, units, timers, newest[operator])
             self._check_committed(operator, lost)
             self._operators[operator] = lost
-            self._receivers[operator].start_answering(self._answers[operator])
+            self._receivers[operator].answers.start(self._answers[operator])
         for part in self._parts(left):
             operator = str(part.info.get("op"))
             if operator in self._operators:
