@@ -32,7 +32,7 @@ def apply(nest: Nest, batch: int, count: int = KEYS) -> None:
 
 def looked(nest: Nest, committed_batch: int) -> dict[int, int]:
     parts = tuple((host, frozenset(nest.routing.groups_of(host))) for host in nest.routing.hosts)
-    reader = LogReader(nest.operator.spec, str(nest.checkpoint), parts, committed_batch, "", "", patience_s=5.0)
+    reader = LogReader(nest.operator.spec, str(nest.checkpoint), parts, committed_batch, patience_s=5.0)
     found = [row for at in range(len(parts)) for batch in reader.read(at) for row in batch.to_pylist()]
     assert max(Counter(row["key"] for row in found).values()) == 1, "each key once"
     return {row["key"]: row["state"]["n"] for row in found}

@@ -22,7 +22,7 @@ from godwit.runtime.instance.batch_checks import BatchChecks, partition_changed
 from godwit.runtime.instance.failure_isolation import IsolatingRun
 from godwit.runtime.instance.user_code import UserCode
 from godwit.runtime.processor.grouping import group_by_key
-from godwit.runtime.processor.rows import Index, Times
+from godwit.runtime.processor.rows import Times, times_us
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
@@ -160,15 +160,5 @@ def _on_time(chunk: Chunk, times: Times, spec: OperatorSpec) -> Chunk:
     newest_us = late_us(times, spec)
     if newest_us is None or spec.event_time is None:
         return chunk
-    return chunk.filter(event_times_us(chunk.batch, spec.event_time) > newest_us)
-
-
-def event_times_us(batch: pa.RecordBatch, column: str) -> Index:
-    """Event times in microseconds; a row without one is never late, as in Spark."""
-    times = batch.column(batch.schema.get_field_index(column))
-    micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(_END_OF_TIME)
-    times_us: Index = micros.to_numpy(zero_copy_only=False)
-    return times_us
-
-
-_END_OF_TIME = 2**62
+    event_times = chunk.batch.column(chunk.batch.schema.get_field_index(spec.event_time))
+    return chunk.filter(times_us(event_times) > newest_us)

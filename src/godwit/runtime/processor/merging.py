@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.grouping import group_by_key
-from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.rows import Index, times_us
 from godwit.state.keys import KeyCodec
 from godwit.transport.wire import CHECK
 
@@ -155,7 +155,7 @@ class Merging:
     def _on_time(self, block: pa.RecordBatch, at: Index) -> Index:
         if self._event_time is None or self._late_us is None:
             return at
-        return at[_micros(block, self._event_time, at, self._late_us + 1) > self._late_us]
+        return at[times_us(_column(block, self._event_time).take(at)) > self._late_us]
 
 
 def by_key(block: pa.RecordBatch, at: Index, codec: KeyCodec, rows_min: int = 1) -> list[Index]:
@@ -171,7 +171,7 @@ def apart(block: pa.RecordBatch, rows: Index, merge: Merge) -> list[Index]:
     for name, way in merge:
         if (pane_of := _PANE.fullmatch(way)) is not None:
             known = rows[_column(block, name).take(rows).is_valid().to_numpy(zero_copy_only=False)]
-            pane = (_micros(block, name, known, 0) - int(pane_of[2])) // int(pane_of[1])
+            pane = (times_us(_column(block, name).take(known)) - int(pane_of[2])) // int(pane_of[1])
             order = np.argsort(pane, kind="stable")
             bounds = np.flatnonzero(np.diff(pane[order])) + 1
             return [part for part in np.split(known[order], bounds) if len(part)]
@@ -180,13 +180,6 @@ def apart(block: pa.RecordBatch, rows: Index, merge: Merge) -> list[Index]:
 
 def _column(block: pa.RecordBatch, name: str) -> pa.Array[Any]:
     return block.column(block.schema.get_field_index(name))
-
-
-def _micros(block: pa.RecordBatch, name: str, at: Index, unknown_us: int) -> Index:
-    times = _column(block, name).take(at)
-    micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(unknown_us)
-    times_us: Index = micros.to_numpy(zero_copy_only=False)
-    return times_us
 
 
 def fold(block: pa.RecordBatch, groups: Sequence[Index], merge: Merge) -> pa.RecordBatch:

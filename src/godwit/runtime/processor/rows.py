@@ -22,6 +22,14 @@ from godwit.state.variables import Variable
 
 Array: TypeAlias = npt.NDArray[Any]
 Index = npt.NDArray[np.int64]
+_END_OF_TIME = 2**62
+
+
+def times_us(times: pa.Array[Any]) -> Index:
+    """Event times in microseconds. A row without an event time is never late, as in Spark: its time is the end of time."""
+    micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(_END_OF_TIME)
+    in_us: Index = micros.to_numpy(zero_copy_only=False)
+    return in_us
 
 
 class Rows:

@@ -6,7 +6,7 @@ in between, the log is read again, and groups that have moved are read from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, cast
 
@@ -14,13 +14,12 @@ import pyarrow as pa
 
 from godwit import ports
 from godwit.errors import CheckpointCorrupt, StaleGeneration
-from godwit.model.ownership import Ownership
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
-from godwit.runtime.reading.state_reader import StateReader
+from godwit.runtime.reading.group_reader import PATIENCE_S, GroupReader, HostState, Parts
 from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
 from godwit.state.keys import KeyCodec
@@ -40,15 +39,29 @@ class KeysWanted(Protocol):
 SelectRows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
+def _any_owner() -> None:
+    """A checkpoint of any owner may be read."""
+
+
 def every(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
 @dataclass(frozen=True, slots=True)
-class LogReader(StateReader):
-    """A state reader without a flock. `selected`: the rows of a batch of changes whose keys are read."""
+class LogReader:
+    """`read` reads one of the `parts`. `selected`: the rows of a batch of changes whose keys are read."""
 
+    spec: OperatorSpec
+    checkpoint: str
+    parts: Parts
+    committed_batch: int
+    patience_s: float = PATIENCE_S
     selected: SelectRows = every
+
+    def read(self, position: int, attempt: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Rows of the keys of one part, with their owners and epochs. No task slot is offered: no host is waited for."""
+        reader = GroupReader(self.spec, self.checkpoint, self.parts, self._fetch, _any_owner, self.patience_s)
+        return reader.read(position)
 
     def only(self, keys: KeysWanted) -> LogReader:
         """A reader of these keys only: the log of a host that owns none of their groups is not read."""
@@ -56,10 +69,7 @@ class LogReader(StateReader):
         parts = self.parts if groups is None else tuple((host, owned & groups) for host, owned in self.parts)
         return replace(self, selected=keys, parts=parts)
 
-    def _check_owner(self) -> None:
-        """A checkpoint of any owner may be read."""
-
-    def _fetch(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:
+    def _fetch(self, host: str) -> HostState | None:
         for left in reversed(range(ATTEMPTS_MAX)):
             try:
                 return self._read_log(host)
@@ -69,7 +79,7 @@ class LogReader(StateReader):
                 ports.sleep(PAUSE_S)
         raise AssertionError("the last attempt returns or raises")
 
-    def _read_log(self, host: str) -> tuple[Ownership | None, list[pa.RecordBatch]] | None:
+    def _read_log(self, host: str) -> HostState | None:
         log = readable_log(host_directory(self.checkpoint, host))
         if log is None:
             return None
@@ -93,7 +103,7 @@ class LogReader(StateReader):
         batch = pa.ipc.read_record_batch(pa.py_buffer(part.body), schema)
         return memoryview(self.selected(batch).serialize())
 
-    def _committed(self, instance: Instance) -> tuple[Ownership | None, list[pa.RecordBatch]]:
+    def _committed(self, instance: Instance) -> HostState:
         """Every batch before the one in progress is committed; whether that one is, only Spark knows."""
         settled = instance.progress.batch <= self.committed_batch
         return instance.ownership, list(instance.state.export(committed=not settled))

@@ -60,7 +60,7 @@ class StateSource(DataSource):
             return OperatorsReader(str(directory.path))
         spec, binding = known_operator(directory, operator)
         committed = self._committed(binding)
-        reader = LogReader(spec, str(directory.path), groups_by_host(directory, spec.name), committed, "", "")
+        reader = LogReader(spec, str(directory.path), groups_by_host(directory, spec.name), committed)
         # Spark refuses a reader that takes filters while filters are not pushed down, so it gets one that takes none.
         pushed = sys._getframe(1).f_globals["__name__"] == PUSHDOWN_WORKER
         return FilteredStateReader(reader) if pushed else StateSourceReader(reader)

@@ -62,7 +62,7 @@ def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator
     directory = FlockDirectory.existing(checkpoint)
     spec, binding = known_operator(directory, str(operator))
     batch, parts = _committed(spark, binding), groups_by_host(directory, spec.name)
-    return _frame(spark, LogReader(spec, str(directory.path), parts, batch, "", ""), state_schema(spec))
+    return _frame(spark, LogReader(spec, str(directory.path), parts, batch), state_schema(spec))
 
 
 def known_operator(directory: FlockDirectory, operator: str) -> tuple[OperatorSpec, Binding | None]:
@@ -91,7 +91,7 @@ def groups_by_host(directory: FlockDirectory, operator: str) -> tuple[tuple[str,
     return tuple((host, frozenset(routing.groups_of(host))) for host in routing.hosts)
 
 
-def _frame(spark: SparkSession, reader: StateReader, shown: pa.Schema) -> DataFrame:
+def _frame(spark: SparkSession, reader: StateReader | LogReader, shown: pa.Schema) -> DataFrame:
     parts = reader.parts
     schema = from_arrow_schema(shown, prefer_timestamp_ntz=True)
 
