@@ -6,7 +6,7 @@ in place, and the undo is the list and the length it had. It must not know what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -19,8 +19,7 @@ from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
-from godwit.state.spill import Spill
-from godwit.state.table import MergedKeys, MergeStage, Ops, Row, Shelved, saved
+from godwit.state.table import Imaged, MergedKeys, MergeStage, Ops, Row, saved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 
@@ -51,14 +50,13 @@ class _StagedList:
     elements: list[bytes] = field(default_factory=list)
 
 
-class ListTable(Shelved[list[bytes]]):
+class ListTable(Imaged[list[bytes], tuple[list[bytes], int]]):
     """Lists of payloads by key. An empty list is no entry."""
 
     def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
-        super().__init__(var, _FORM, key_codec)
+        super().__init__(var, _FORM, _IMAGE, key_codec)
         self._expiry: Expiry[Key] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, _StagedList] = {}
-        self._undo: Images[tuple[list[bytes], int]] = Images(var, _IMAGE, key_codec)
 
     def get(self, key: Key) -> list[bytes]:
         elements = self._raw(key)
@@ -130,16 +128,6 @@ class ListTable(Shelved[list[bytes]]):
     def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
         return saved(self._stage, keys, lambda staged: _StagedList(staged.replaces, list(staged.elements)))
 
-    def settle(self) -> None:
-        self._undo = Images(self.var, _IMAGE, self._key_codec)
-
-    @property
-    def undo_bytes(self) -> int:
-        return self._undo.size_bytes
-
-    def spill_undo(self, disk: Spill) -> None:
-        self._undo.spill(disk)
-
     def rows(self, committed: bool) -> Iterator[Row]:
         undo: Images[tuple[list[bytes], int]] | dict[Key, None] = self._undo if committed else {}
         for key, elements in self.shelf.items():
@@ -162,9 +150,6 @@ class ListTable(Shelved[list[bytes]]):
                 states.append((key, *old))
         return (row for key, elements, count in states for row in _rows(key, elements, count))
 
-    def touched(self) -> Collection[Key]:
-        return self._undo
-
     def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
         self._undo.update(dict.fromkeys(cleared))
         for key, _, value in rows:
@@ -172,9 +157,6 @@ class ListTable(Shelved[list[bytes]]):
             elements.append(value or b"")
             self._undo[key] = (elements, count + 1)
             self._undo.grew(_size((value or b"",)))
-
-    def settle_keys(self, keys: Iterable[Key]) -> None:
-        self._undo.discard_many(keys)
 
     def _staged(self, key: Key) -> _StagedList:
         staged = self._stage.get(key)

@@ -8,7 +8,7 @@ in an entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -20,8 +20,7 @@ from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
-from godwit.state.spill import Spill
-from godwit.state.table import MergedKeys, MergeStage, Ops, Row, Shelved, saved
+from godwit.state.table import Imaged, MergedKeys, MergeStage, Ops, Row, saved
 
 Entries: TypeAlias = dict[bytes, bytes]
 
@@ -76,14 +75,13 @@ _IMAGE: Form[_MapUndo] = Form(
 )
 
 
-class MapTable(Shelved[Entries]):
+class MapTable(Imaged[Entries, _MapUndo]):
     """Maps of encoded user key to payload, by key. An empty map is no entry."""
 
     def __init__(self, var: int, key_codec: KeyCodec, ttl_ms: int | None, now: Now) -> None:
-        super().__init__(var, _FORM, key_codec)
+        super().__init__(var, _FORM, _IMAGE, key_codec)
         self._expiry: Expiry[tuple[Key, bytes]] | None = None if ttl_ms is None else Expiry(ttl_ms, now)
         self._stage: dict[Key, _StagedMap] = {}
-        self._undo: Images[_MapUndo] = Images(var, _IMAGE, key_codec)
 
     def get(self, key: Key, sub: bytes) -> bytes | None:
         payload = self._raw(key, sub)
@@ -170,16 +168,6 @@ class MapTable(Shelved[Entries]):
             self._stage, keys, lambda staged: _StagedMap(staged.cleared, dict(staged.entries), set(staged.reborn))
         )
 
-    def settle(self) -> None:
-        self._undo = Images(self.var, _IMAGE, self._key_codec)
-
-    @property
-    def undo_bytes(self) -> int:
-        return self._undo.size_bytes
-
-    def spill_undo(self, disk: Spill) -> None:
-        self._undo.spill(disk)
-
     def rows(self, committed: bool) -> Iterator[Row]:
         undo: Images[_MapUndo] | dict[Key, None] = self._undo if committed else {}
         for key, entries in self.shelf.items():
@@ -197,9 +185,6 @@ class MapTable(Shelved[Entries]):
                 states.append((key, undo.before()))
         return ((key, sub, payload) for key, entries in states for sub, payload in entries.items())
 
-    def touched(self) -> Collection[Key]:
-        return self._undo
-
     def amend(self, cleared: Sequence[Key], rows: Iterable[Row]) -> None:
         self._undo.update(dict.fromkeys(cleared))
         for key, sub, value in rows:
@@ -207,9 +192,6 @@ class MapTable(Shelved[Entries]):
             undo.base[sub or b""] = value or b""
             self._undo[key] = undo
             self._undo.grew(_size({sub or b"": value or b""}))
-
-    def settle_keys(self, keys: Iterable[Key]) -> None:
-        self._undo.discard_many(keys)
 
     def _staged(self, key: Key) -> _StagedMap:
         staged = self._stage.get(key)

@@ -14,12 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.state.changes import Changes
+from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import P, Payload, Shelf
 from godwit.state.spill import Spill
 
 Ops: TypeAlias = npt.NDArray[np.int8]
 S = TypeVar("S")
+Image = TypeVar("Image")
 Row: TypeAlias = tuple[Key, bytes | None, bytes | None]  # key, sub, value
 
 
@@ -139,3 +141,28 @@ class Shelved(Generic[P]):
 
     def each_key(self) -> Iterator[Key]:
         return (key for key, _ in self.shelf.items())
+
+
+class Imaged(Shelved[P], Generic[P, Image]):
+    """A shelved table with an image of every key that has changed since the last settled moment."""
+
+    def __init__(self, var: int, form: Payload[P], image: Form[Image], key_codec: KeyCodec) -> None:
+        super().__init__(var, form, key_codec)
+        self._image = image
+        self._undo = Images(var, image, key_codec)
+
+    def settle(self) -> None:
+        self._undo = Images(self.var, self._image, self._key_codec)
+
+    def settle_keys(self, keys: Iterable[Key]) -> None:
+        self._undo.discard_many(keys)
+
+    def touched(self) -> Collection[Key]:
+        return self._undo
+
+    @property
+    def undo_bytes(self) -> int:
+        return self._undo.size_bytes
+
+    def spill_undo(self, disk: Spill) -> None:
+        self._undo.spill(disk)

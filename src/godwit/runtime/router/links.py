@@ -64,26 +64,19 @@ class Links:
             link.missed = False
         for link in live:
             link.hang_up()
-        for link in live:
-            link.reach()
-        for link in live:
-            link.connect()
+        _connect(live)
 
     def open(self, hosts: Iterable[str]) -> None:
         """Hosts that are not open yet have joined since the batch began, so none of their timers is due in it."""
         self._open(hosts, replace(self._task, carries=False))
 
     def _open(self, hosts: Iterable[str], task: Task) -> None:
-        """All hosts are asked before the first answer is awaited."""
         new = [Link(host, self._route, task, self._schema, self._left) for host in hosts if host not in self._links]
         self._links |= {link.host: link for link in new}
         if self._route.timers:  # a batch does not begin while a host is away, so timers of all hosts fire together
             for link in new:
                 link.meet()
-        for link in new:
-            link.reach()
-        for link in new:
-            link.connect()
+        _connect(new)
 
     def _hosts_now(self) -> Sequence[str]:
         routing = self._file.read()
@@ -138,3 +131,11 @@ class Links:
     def close(self) -> None:
         for link in self._links.values():
             link.close()
+
+
+def _connect(links: Sequence[Link]) -> None:
+    """All hosts are asked before the first answer is awaited."""
+    for link in links:
+        link.reach()
+    for link in links:
+        link.connect()
