@@ -36,7 +36,7 @@ HOST: Final[Sequence[Place]] = (
     (Gate, "let_in", "gate"),
     (ChunkApplier, "apply", "state"),
     (KeyedState, "prepare", "state"),
-    (KeyedState, "merge", "state"),
+    (KeyedState, "install", "state"),
     (DurableChanges, "prepare_entry", "changelog"),  # what the changelog is to hold is put into bytes here
     (Changelog, "append", "changelog"),
     (Changelog, "flush", "changelog"),

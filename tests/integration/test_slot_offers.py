@@ -95,8 +95,8 @@ def test_a_wait_for_an_answer_ends_too_because_its_host_may_wait_for_a_lost_one(
 
 def test_a_task_that_has_left_asks_no_more(driver: Driver, address: str) -> None:
     offers = SlotOffers(TaskSlot(address, TOKEN, 5), 0.0)
-    assert offers.claimed()
-    assert offers.claimed()
+    assert offers.taken()
+    assert offers.taken()
     assert driver.asked == [5]
 
 

@@ -237,7 +237,7 @@ class Flock:
             own = None if shared is None else shared.instance.ownership
             if own is None:
                 return [*found, f"{name} does not know {operator}"]
-            found += [f"{name} has copies of {units}" for units in shared.copy_claims.values()]
+            found += [f"{name} has copies of {units}" for units in shared.accepted_units.values()]
             found += [f"{name} has copies of {shared.instance.memory.staged}"] if shared.instance.memory.staged else []
             found += [f"{name} has let go of {step}" for step in own.outgoing]
             found += [f"{name} has prepared {step}" for step in own.incoming]

@@ -292,7 +292,7 @@ class Side:
         instance = self.shared.instance
         assert instance.ownership is not None
         left = {
-            "claims": self.shared.copy_claims,
+            "accepted": self.shared.accepted_units,
             "staged": instance.memory.staged,
             "incoming": instance.ownership.incoming,
             "held": instance.batch.pending_outputs,

@@ -108,13 +108,13 @@ def test_a_batch_that_snapshots_take_for_committed_is_so_after_a_power_cut(
         host.do(lambda i, b=batch: i.open(request(b), "0", 1_000, welcome))  # type: ignore[misc]
         host.do(lambda i, b=batch, n=row_count: i.apply(request(b), "0", numbered(n)))  # type: ignore[misc]
         host.log.rotate()
-        compaction._merge_sealed()  # in mid-batch
+        compaction._compact_sealed()  # in mid-batch
         host.do(lambda i, b=batch, n=row_count: i.finish(request(b), "0", n, None))  # type: ignore[misc]
     host.log.sync(host.shared.lsn)
     host.log.rotate()
     host.do(lambda i: i.open(request(3), "0", 1_000, welcome))
     host.settle()
-    compaction._merge_sealed()
+    compaction._compact_sealed()
     cut_power(host)
     again = BenchHost(host.directory, host.operator)
     again.do(lambda i: i.open(request(3), "0", 1_000, welcome))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from godwit.control.claims import Claim
 from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move
+from godwit.control.reservations import Reservation
 from godwit.model.units import Units
 from godwit.spark.change.migration_handle import Migration
 from godwit.spark.change.request_queue import QueuedRequest, RequestQueue
@@ -25,7 +25,7 @@ def kept(stood: bool) -> tuple[RequestQueue, Migration, MoveProgress]:
     migration = Migration("m1", "standby", options, lambda *_: None)
     progress = MoveProgress(Move("count", "host-0", "host-1", GROUPS), stood=stood)
     migration.moves.append(progress)
-    changes._requests.append(QueuedRequest(migration, lambda: None, Claim.of([progress.move])))  # type: ignore[arg-type,return-value]
+    changes._requests.append(QueuedRequest(migration, lambda: None, Reservation.of([progress.move])))  # type: ignore[arg-type,return-value]
     return changes, migration, progress
 
 

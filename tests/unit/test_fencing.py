@@ -14,7 +14,7 @@ from godwit.errors import CheckpointUnusable, StaleGeneration
 from godwit.model.units import Units
 from godwit.runtime.liveness.wills import check_alive, read_will, write_will
 from godwit.state.changelog import Changelog
-from godwit.state.fencing import Fence, Token, claim
+from godwit.state.fencing import Fence, Permit, claim
 from godwit.state.frames import Part
 from godwit.state.mirroring import Mirror
 from godwit.state.mounts import mount_of
@@ -87,7 +87,7 @@ def test_a_takeover_that_crashed_after_its_claim_is_made_good_by_the_next_one(
     paused, _ = opened(clients.at("a") / "host")
     answered(paused, 1)
     with monkeypatch.context() as crash:
-        crash.setattr(Token, "remove", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        crash.setattr(Permit, "remove", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             opened(clients.at("b") / "host")
     answered(paused, 2)  # nobody has read anything yet
@@ -160,7 +160,7 @@ def test_removing_a_token_does_not_end_before_it_is_gone(clients: Clients) -> No
     assert not (remembered / f"serving-{claimed:08d}" / "mark").exists()
     fence = Fence(directory, claimed)
     assert not fence.down()
-    Token(remembered, claimed).remove()
+    Permit(remembered, claimed).remove()
     assert fence.down()
 
 
@@ -231,9 +231,9 @@ def test_a_directory_of_an_earlier_version_has_no_token_and_opens(clients: Clien
     log, _ = opened(clients.at("a") / "host")
     answered(log, 1)
     log.close()
-    for token in (tmp_path / "server" / "host").glob("serving-*"):
-        (token / "mark").rmdir() if (token / "mark").exists() else None
-        token.rmdir()
+    for permit in (tmp_path / "server" / "host").glob("serving-*"):
+        (permit / "mark").rmdir() if (permit / "mark").exists() else None
+        permit.rmdir()
     successor, seen = opened(clients.at("b") / "host")
     assert seen == [1]
     answered(successor, 2)

@@ -99,7 +99,7 @@ def test_copy_of_a_key_is_not_dropped_with_the_group_that_brings_it_again(pair: 
     second.there.wait_stopped()
     pair._pause.wait(0.2)  # the target takes what it can
     first.there.flow()
-    pair.wait(lambda: standby not in pair.b.shared.copy_claims)
+    pair.wait(lambda: standby not in pair.b.shared.accepted_units)
     second.there.flow()
     assert pair.wait_ended().done == 1
     assert pair.b.put(0, (KEY, 1)) == [(KEY, 2)]
@@ -120,7 +120,7 @@ def key_after_group(pair: Pair, protocol: str, sent: str) -> None:
     second.there.wait_stopped()
     pair._pause.wait(0.2)  # the target takes what it can
     first.there.flow()
-    pair.wait(lambda: earlier not in pair.b.shared.copy_claims)
+    pair.wait(lambda: earlier not in pair.b.shared.accepted_units)
     second.there.flow()
     assert pair.wait_ended().done == 1
 
@@ -170,7 +170,7 @@ def test_late_copy_of_a_group_does_not_overwrite_a_key_that_has_come_by_itself(p
     first.there.flow()
     first.there.wait_ended()
     assert pair.b.put(0, (KEY, 1)) == [(KEY, 3)]
-    pair.wait(lambda: pair.b.shared.copy_claims == {})
+    pair.wait(lambda: pair.b.shared.accepted_units == {})
 
 
 def test_keys_that_were_apart_before_are_found_in_the_backup(pair: Pair) -> None:

@@ -2,7 +2,7 @@
 
 The messages are those of real migrations, recorded between two hosts. They are told to the receiver of a fresh target up to a
 point; there each of them is told once more; then the hand-over goes on, or its connection breaks. Keys that the target serves
-must never change by it, and a migration that has ended leaves nothing: no copies, no claims, no rows that wait.
+must never change by it, and a migration that has ended leaves nothing: no copies, no accepted units, no rows that wait.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def test_an_older_generation_of_the_origin_is_not_heard(tmp_path: Path) -> None:
         older = pair.a.log.generation
         pair.a.restart()
         pair.migrate("standby")
-        pair.wait(lambda: len(pair.b.shared.copy_claims) == 1)
+        pair.wait(lambda: len(pair.b.shared.accepted_units) == 1)
         receiver = next(iter(pair.b.moves._receivers.values()))
         before = receiver._connection
         receiver.serve(None, None, older)  # it reads nothing

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.control.claims import Claim
 from godwit.control.migration_report import MoveProgress, progress, stall, totals
 from godwit.control.moves import Move, groups_in, record, recorded, spans
+from godwit.control.reservations import Reservation
 from godwit.control.step_order import ORDERS, STEP_UNITS, STEP_UNITS_SMALL, matching, rounds, step_units, steps
 from godwit.model.units import Unit, Units
 
@@ -119,28 +119,28 @@ def test_sudden_runs_all_moves_at_once_and_fluid_one_by_one() -> None:
 
 
 def test_requests_for_other_groups_go_on_at_the_same_time() -> None:
-    assert not Claim.of([move("a", "b", 1, 2)]).conflict(Claim.of([move("a", "b", 3)]), 16)
+    assert not Reservation.of([move("a", "b", 1, 2)]).conflict(Reservation.of([move("a", "b", 3)]), 16)
 
 
 def test_requests_of_other_operators_go_on_at_the_same_time() -> None:
-    assert not Claim.of([move("a", "b", 1)]).conflict(Claim.of([move("a", "b", 1, operator="other")]), 16)
+    assert not Reservation.of([move("a", "b", 1)]).conflict(Reservation.of([move("a", "b", 1, operator="other")]), 16)
 
 
 def test_a_key_is_not_moved_apart_from_its_group_while_the_group_moves() -> None:
-    key = Claim.of([Move("speed", "a", "b", Units(keys=frozenset((19,))))])
-    assert "some of the same keys of 'speed'" in key.conflict(Claim.of([move("a", "c", 3)]), 16)
-    assert not key.conflict(Claim.of([move("a", "c", 4)]), 16)
+    key = Reservation.of([Move("speed", "a", "b", Units(keys=frozenset((19,))))])
+    assert "some of the same keys of 'speed'" in key.conflict(Reservation.of([move("a", "c", 3)]), 16)
+    assert not key.conflict(Reservation.of([move("a", "c", 4)]), 16)
 
 
 def test_only_one_request_at_a_time_changes_the_roster() -> None:
-    joining = Claim.of([move("a", "b", 1)], roster=True)
-    assert "join or leave" in joining.conflict(Claim.of([move("a", "b", 2)], roster=True), 16)
-    assert not joining.conflict(Claim.of([move("a", "b", 2)]), 16)
+    joining = Reservation.of([move("a", "b", 1)], roster=True)
+    assert "join or leave" in joining.conflict(Reservation.of([move("a", "b", 2)], roster=True), 16)
+    assert not joining.conflict(Reservation.of([move("a", "b", 2)]), 16)
 
 
 def test_a_host_that_leaves_is_given_nothing() -> None:
-    leaving = Claim.of([move("b", "a", 1)], leaving=["b"], roster=True)
-    coming = Claim.of([move("c", "b", 2)])
+    leaving = Reservation.of([move("b", "a", 1)], leaving=["b"], roster=True)
+    coming = Reservation.of([move("c", "b", 2)])
     assert leaving.conflict(coming, 16) == coming.conflict(leaving, 16) != ""
 
 

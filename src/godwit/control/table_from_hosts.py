@@ -19,8 +19,8 @@ def first_table(initial: Routing, hosts: Sequence[str]) -> Routing:
 
 def rebuilt(known: Routing, owned: Mapping[str, Ownership], hosts: Sequence[str]) -> Routing:
     """The table by the ownership of all hosts. A unit that no host knows keeps its owner of the known table."""
-    groups = _newest(_group_claims(owned))
-    keys = _newest(_key_claims(owned))
+    groups = _newest(_reported_groups(owned))
+    keys = _newest(_reported_keys(owned))
     table = known.joined(list(dict.fromkeys([*hosts, *(owner for owner, _ in (*groups.values(), *keys.values()))])))
     at = {host: position for position, host in enumerate(table.hosts)}
     owners, epochs = list(table.owners), list(table.epochs)
@@ -35,22 +35,22 @@ def rebuilt(known: Routing, owned: Mapping[str, Ownership], hosts: Sequence[str]
 
 def group_owners(owned: Sequence[Ownership], hosts: Sequence[str]) -> dict[int, tuple[str, int]]:
     """The groups whose owner is one of these hosts, with owner and epoch."""
-    newest = _newest(_group_claims({one.host: one for one in owned}))
+    newest = _newest(_reported_groups({one.host: one for one in owned}))
     return {group: (owner, epoch) for group, (owner, epoch) in newest.items() if owner in hosts}
 
 
-Claimed = tuple[int, bool, str, int]  # unit, whether the host itself is the owner, owner, epoch
+Reported = tuple[int, bool, str, int]  # unit, whether the host itself is the owner, owner, epoch
 
 
-def _group_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
+def _reported_groups(owned: Mapping[str, Ownership]) -> Iterator[Reported]:
     for host, ownership in owned.items():
         for group, share in enumerate(ownership.groups):
             if share.stand in (Stand.MINE, Stand.AWAY):
                 yield group, share.stand is Stand.MINE, host if share.stand is Stand.MINE else share.peer, share.epoch
 
 
-def _key_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
-    """Claims on keys routed apart. A host without a record of the key claims it with its group."""
+def _reported_keys(owned: Mapping[str, Ownership]) -> Iterator[Reported]:
+    """What hosts report of keys routed apart. A host without a record of the key reports it with its group."""
     for key in {key for ownership in owned.values() for key in ownership.keys}:
         for host, ownership in owned.items():
             share = ownership.of(key)
@@ -58,10 +58,10 @@ def _key_claims(owned: Mapping[str, Ownership]) -> Iterator[Claimed]:
                 yield key, share.stand is Stand.MINE, host if share.stand is Stand.MINE else share.peer, share.epoch
 
 
-def _newest(claims: Iterator[Claimed]) -> dict[int, tuple[str, int]]:
-    """The owner in the greatest epoch. In one epoch the claim of the owner itself counts more than the hint of another host."""
+def _newest(reports: Iterator[Reported]) -> dict[int, tuple[str, int]]:
+    """The owner in the greatest epoch. In one epoch the report of the owner itself counts more than hints of others."""
     newest: dict[int, tuple[int, bool, str]] = {}
-    for unit, is_owner, owner, epoch in claims:
+    for unit, is_owner, owner, epoch in reports:
         best = newest.get(unit)
         if best is None or (epoch, is_owner) > best[:2]:
             newest[unit] = (epoch, is_owner, owner)

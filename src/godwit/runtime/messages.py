@@ -768,9 +768,9 @@ class GetBackupPeer(Request[BackupPeer]):
 
 @dataclass(frozen=True, slots=True)
 class SlotClaimed(Message):
-    """`claimed`: a host gets the slot, so the task must end."""
+    """`taken`: a host gets the slot, so the task must end."""
 
-    claimed: bool
+    taken: bool
 
 
 @dataclass(frozen=True, slots=True)

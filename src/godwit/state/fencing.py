@@ -1,14 +1,14 @@
 """Which generation may write in a host's directory: the newest, and how an older one notices that it is not.
 
-Decides the number of a generation (its claim) and whether that is still the newest (its token). It must not know what is
+Decides the number of a generation (its claim) and whether that is still the newest (its permit). It must not know what is
 written, nor why a generation takes over.
 
 On a local file system two look-ups are enough: one kernel answers all processes. A client of a network file system answers
 look-ups from its cache, for a minute or longer, also that a name is *not* there. It cannot answer calls that change a directory
-from its cache. So each generation has a token: a directory that the next generation removes before it reads anything. In this
-directory a generation makes and removes a mark by turns: the server does so, or answers that the token is gone. A call is proof
-only if it succeeded. If the answer to a call is lost, the second attempt of the call fails ("exists already", "does not
-exist"), and then the opposite call decides. The token is certainly gone when its removal has succeeded: a mark that is made
+from its cache. So each generation has a permit: a directory that the next generation removes before it reads anything. In this
+directory a generation makes and removes a mark by turns: the server does so, or answers that the permit is gone. A call is
+proof only if it succeeded. If the answer to a call is lost, the second attempt of the call fails ("exists already", "does not
+exist"), and then the opposite call decides. The permit is certainly gone when its removal has succeeded: a mark that is made
 meanwhile makes the removal fail, and the removal is tried again.
 """
 
@@ -27,24 +27,24 @@ from godwit.state.damage import stale, unusable
 from godwit.state.mounts import mount_of
 from godwit.state.segments import FileName, list_names
 
-_TOKEN: Final = re.compile(r"serving-(\d{8,})")
+_PERMIT: Final = re.compile(r"serving-(\d{8,})")
 _MARK: Final = "mark"
 _ATTEMPTS: Final = 4
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
-_proving = ports.lock()  # several threads of a host prove the same token, each for its own writes
+_proving = ports.lock()  # several threads of a host prove the same permit, each for its own writes
 
 
 def claim(directory: Path) -> int:
     """Take the next generation. All older generations are fenced when this returns."""
     generation = _numbered(directory)
-    token = Token(directory, generation)
-    _remove_tokens(directory, generation)
-    token.make()
+    permit = Permit(directory, generation)
+    _remove_permits(directory, generation)
+    permit.make()
     # What was listed before the claim may have been old: a process that is stopped there wakes up to a number long passed.
-    # The token was made by this client, so the listing is a new one.
+    # The permit was made by this client, so the listing is a new one.
     if any(name.generation > generation for name in list_names(directory)):
-        token.remove()
+        permit.remove()
         raise stale(directory, generation)
     return generation
 
@@ -64,19 +64,19 @@ def _numbered(directory: Path) -> int:
         return generation
 
 
-def _remove_tokens(directory: Path, before: int) -> None:
-    """Remove the tokens of all earlier generations, also those that a takeover left when it crashed after its claim."""
+def _remove_permits(directory: Path, before: int) -> None:
+    """Remove the permits of all earlier generations, also those that a takeover left when it crashed after its claim."""
     try:
         names = [path.name for path in directory.iterdir()]
     except OSError as error:
         raise unusable("list", directory, error) from error
     for name in names:
-        match = _TOKEN.fullmatch(name)
+        match = _PERMIT.fullmatch(name)
         if match and int(match[1]) < before:
-            Token(directory, int(match[1])).remove()
+            Permit(directory, int(match[1])).remove()
 
 
-class Token:
+class Permit:
     """Proof that a generation is the newest: the next generation removes it."""
 
     def __init__(self, directory: Path, generation: int) -> None:
@@ -91,7 +91,7 @@ class Token:
             raise unusable("create", self._path, error) from error
 
     def remove(self) -> None:
-        """Remove the token, and return when it is certainly gone; its owner may go on making marks meanwhile."""
+        """Remove the permit, and return when it is certainly gone; its owner may go on making marks meanwhile."""
         while True:
             try:
                 with suppress(FileNotFoundError):
@@ -107,7 +107,7 @@ class Token:
                 self._mark.mkdir()
 
     def proved(self) -> bool:
-        """Whether the token existed after this call began, as the file server answers, not a cache."""
+        """Whether the permit existed after this call began, as the file server answers, not a cache."""
         with _proving:
             for _ in range(_ATTEMPTS):
                 try:
@@ -122,9 +122,9 @@ class Token:
         return False
 
 
-def token_if_cached(directory: Path, generation: int) -> Token | None:
-    """The token of the generation, if the file system may answer look-ups from a cache; else None: look-ups are enough."""
-    return Token(directory, generation) if mount_of(directory).network else None
+def permit_if_cached(directory: Path, generation: int) -> Permit | None:
+    """The permit of the generation, if the file system may answer look-ups from a cache; else None: look-ups are enough."""
+    return Permit(directory, generation) if mount_of(directory).network else None
 
 
 class Fence:
@@ -135,16 +135,16 @@ class Fence:
         self._generation = generation
         self._next = str(directory / str(FileName("claim", generation + 1)))
         self._own = str(directory / str(FileName("claim", generation)))
-        self._token = token_if_cached(directory, generation)
+        self._permit = permit_if_cached(directory, generation)
 
     @property
     def looks_are_cached(self) -> bool:
-        return self._token is not None
+        return self._permit is not None
 
     def down(self) -> bool:
         """Whether a newer generation exists. If a still newer one has removed the next claim, it has removed ours before."""
-        if self._token is not None:
-            return not self._token.proved()
+        if self._permit is not None:
+            return not self._permit.proved()
         return os.access(self._next, os.F_OK) or not os.access(self._own, os.F_OK)
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
 """The keyed state of one instance: every variable and the timers of every key.
 
-Decides when state changes: a chunk works on a stage, `prepare` collects what the stage changes, `merge` merges all of it,
+Decides when state changes: a chunk works on a stage, `prepare` collects what the stage changes, `install` makes it count,
 `rollback` drops all of it, and until `settle` the state of the last committed batch can still be exported. It must not know
 batches, lanes or files. Of time it knows only `now_ms`, which decides what has outlived its time to live.
 
@@ -25,17 +25,17 @@ from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
 from godwit.state.memory_limit import MemoryLimit, undo_bytes
 from godwit.state.shelf import Shelf
-from godwit.state.table import MergedKeys, MergeStage, Row, Table
+from godwit.state.table import InstalledKeys, InstallStage, Row, Table
 from godwit.state.timers import TimerTable
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
 
 
 class StagedChanges(NamedTuple):
-    """What a stage changes, and how each table merges it."""
+    """What a stage changes, and how each table installs it."""
 
     changes: Changes
-    merges: Sequence[tuple[Table, MergeStage]]
+    installs: Sequence[tuple[Table, InstallStage]]
 
 
 class KeyedState:
@@ -160,7 +160,7 @@ class KeyedState:
 
     @property
     def letter_count(self) -> int:
-        """Merged letters of all keys."""
+        """Letters of all keys, without those of the stage."""
         return sum(len(letters) for _, letters in self._letters.shelf.items()) if self._letters.count else 0
 
     def due(self, until_ms: int) -> list[tuple[int, Key]]:
@@ -177,25 +177,25 @@ class KeyedState:
             table.expire(now_ms)
 
     def prepare(self) -> StagedChanges:
-        """Collect what the stage changes, and do all that may fail. Nothing is merged: the stage can still be rolled back."""
+        """Collect what the stage changes, and do all that may fail. Nothing is installed: the stage can be rolled back."""
         self.memory_limit.free(self._tables, self._shelves)
         changes = Changes()
-        merges = [(table, table.prepare(changes)) for table in self._tables.values() if table.staged]
-        return StagedChanges(changes, merges)
+        installs = [(table, table.prepare(changes)) for table in self._tables.values() if table.staged]
+        return StagedChanges(changes, installs)
 
-    def merge(self, prepared: StagedChanges) -> None:
-        """Merge the stage as it was prepared. A merge cannot be undone, not even if it fails halfway."""
-        for table, merge in prepared.merges:
-            self._count_keys(table, merge())
+    def install(self, prepared: StagedChanges) -> None:
+        """Install the stage as it was prepared. This cannot be undone, not even if it fails halfway."""
+        for table, install in prepared.installs:
+            self._count_keys(table, install())
 
     def commit(self) -> Changes:
-        """Prepare the stage and merge it."""
+        """Prepare the stage and install it."""
         prepared = self.prepare()
-        self.merge(prepared)
+        self.install(prepared)
         return prepared.changes
 
     def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
-        """Returns a function that restores the present stage of these keys; not valid after a rollback or a merge."""
+        """Returns a function that restores the present stage of these keys; not valid once the stage is installed or gone."""
         restores = [table.savepoint(keys) for table in self._tables.values()]
 
         def restore() -> None:
@@ -210,7 +210,7 @@ class KeyedState:
             table.rollback()
 
     def settle(self) -> None:
-        """The batch is committed: a committed export shows what is merged now."""
+        """The batch is committed: a committed export shows what is installed now."""
         for table in self._tables.values():
             table.settle()
         self.memory_limit.drop_undo()
@@ -247,7 +247,7 @@ class KeyedState:
             table.clear_many(keys)
 
     def export(self, committed: bool, rows_max: int = BLOCK_ROWS_MAX) -> Iterator[pa.RecordBatch]:
-        """All state as PUT rows, merged or as it was when last settled. No change may happen meanwhile."""
+        """All state as PUT rows: as it is installed now, or as it was when last settled. No change may happen meanwhile."""
         for table in self._tables.values():
             yield from put_batches(table.var, table.rows(committed), self.key_codec, rows_max)
 
@@ -339,7 +339,7 @@ class KeyedState:
         ops = columns[COLUMN_OP].to_numpy()
         self._tables[var].stage_rows(ops, keys, columns[COLUMN_SUB], columns[COLUMN_VALUE])
 
-    def _count_keys(self, table: Table, moves: MergedKeys) -> None:
+    def _count_keys(self, table: Table, moves: InstalledKeys) -> None:
         if not moves.added and not moves.removed:
             return
         others = [other for other in self._tables.values() if other is not table and other.count]

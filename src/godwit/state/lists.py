@@ -1,6 +1,6 @@
 """A variable that holds a list per key.
 
-Decides how lists are staged, merged and undone. An append costs what is appended: the base list is extended
+Decides how lists are staged, installed and undone. An append costs what is appended: the base list is extended
 in place, and the undo is the list and the length it had. It must not know what is in an element.
 """
 
@@ -19,7 +19,7 @@ from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
-from godwit.state.table import Imaged, MergedKeys, MergeStage, Ops, Row, saved
+from godwit.state.table import Imaged, InstalledKeys, InstallStage, Ops, Row, saved
 
 _ELEMENT_BYTES: Final = 41  # a bytes object's header and its place in the list
 
@@ -104,21 +104,21 @@ class ListTable(Imaged[list[bytes], tuple[list[bytes], int]]):
             else:
                 self._expiry.watch(key, max(now_ms + 1, expiry_ms(elements[len(elements) // 2])))
 
-    def prepare(self, changes: Changes) -> MergeStage:
+    def prepare(self, changes: Changes) -> InstallStage:
         stage = self._stage
         bases = dict(zip(stage, self.shelf.get_many(list(stage)), strict=True))
         cleared = {key: old for key, old in bases.items() if old is not None and stage[key].replaces}
         changes.add(self.var, CLEAR, list(cleared))
         self._note_appends(stage, bases, changes)
 
-        def merge() -> MergedKeys:
+        def install() -> InstalledKeys:
             self._stage = {}
-            self._merge_clears(cleared)
-            added = self._merge_appends(stage, bases)
-            self._merge_expiry(stage)
-            return MergedKeys(added, list(cleared))
+            self._install_clears(cleared)
+            added = self._install_appends(stage, bases)
+            self._install_expiry(stage)
+            return InstalledKeys(added, list(cleared))
 
-        return merge
+        return install
 
     def rollback(self) -> None:
         self._stage = {}
@@ -188,12 +188,12 @@ class ListTable(Imaged[list[bytes], tuple[list[bytes], int]]):
             values += staged.elements
         changes.add(self.var, PUT, keys, subs, values)
 
-    def _merge_clears(self, olds: dict[Key, list[bytes]]) -> None:
+    def _install_clears(self, olds: dict[Key, list[bytes]]) -> None:
         for key, old in olds.items():
             self._remember(key, old)
         self.shelf.remove_many(list(olds), list(olds.values()))
 
-    def _merge_appends(self, stage: dict[Key, _StagedList], bases: dict[Key, list[bytes] | None]) -> list[Key]:
+    def _install_appends(self, stage: dict[Key, _StagedList], bases: dict[Key, list[bytes] | None]) -> list[Key]:
         fresh: dict[Key, list[bytes]] = {}
         for key, staged in stage.items():
             base = None if staged.replaces else bases[key]
@@ -207,7 +207,7 @@ class ListTable(Imaged[list[bytes], tuple[list[bytes], int]]):
         self.shelf.put_many(fresh, ())
         return added
 
-    def _merge_expiry(self, stage: dict[Key, _StagedList]) -> None:
+    def _install_expiry(self, stage: dict[Key, _StagedList]) -> None:
         if self._expiry is None:
             return
         for key, staged in stage.items():

@@ -8,7 +8,7 @@ dead and wakes up later replaces a manifest that is not read any more: with one 
 successor's list of files by an old one.
 
 Three rules make that safe without any lock between processes:
-- a generation claims its number and removes the tokens of older ones first, and only then looks at their files;
+- a generation claims its number and removes the permits of older ones first, and only then looks at their files;
 - a writer makes sure of its generation after each write and before it says that the write is done: either it finds
   that there is a newer one and fails, or the claim came later and its owner sees the write;
 - files are removed only after the manifest that no longer names them is in place, and only if there is no

@@ -1,6 +1,6 @@
 """A variable that holds a map per key.
 
-Decides how maps are staged, merged and undone, entry by entry: neither a write nor its undo costs more than
+Decides how maps are staged, installed and undone, entry by entry: neither a write nor its undo costs more than
 the entries it touches. Entries keep their order of insertion, a removed one that comes back goes to the
 end. (A committed view taken after removals shows the entries brought back last.) It must not know what is
 in an entry.
@@ -20,7 +20,7 @@ from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload
-from godwit.state.table import Imaged, MergedKeys, MergeStage, Ops, Row, saved
+from godwit.state.table import Imaged, InstalledKeys, InstallStage, Ops, Row, saved
 
 Entries: TypeAlias = dict[bytes, bytes]
 
@@ -135,7 +135,7 @@ class MapTable(Imaged[Entries, _MapUndo]):
             elif payload is not None:
                 self._expiry.watch((key, sub), expiry_ms(payload))
 
-    def prepare(self, changes: Changes) -> MergeStage:
+    def prepare(self, changes: Changes) -> InstallStage:
         stage = self._stage
         bases = dict(zip(stage, self.shelf.get_many(list(stage)), strict=True))
         cleared = {key: old for key, old in bases.items() if old is not None and stage[key].cleared}
@@ -145,18 +145,18 @@ class MapTable(Imaged[Entries, _MapUndo]):
         _note(changes, self.var, REMOVE, gone)
         _note(changes, self.var, PUT, puts)
 
-        def merge() -> MergedKeys:
+        def install() -> InstalledKeys:
             self._stage = {}
-            self._merge_clears(cleared)
-            self._merge_removes(gone, bases)
-            added = self._merge_puts(puts, bases)
+            self._install_clears(cleared)
+            self._install_removes(gone, bases)
+            added = self._install_puts(puts, bases)
             emptied = [key for key in gone if bases[key] == {}]
             self.shelf.remove_many(emptied, [{}] * len(emptied))
             if self._expiry is not None:
                 self._expiry.keep()
-            return MergedKeys(added, [*cleared, *emptied])
+            return InstalledKeys(added, [*cleared, *emptied])
 
-        return merge
+        return install
 
     def rollback(self) -> None:
         self._stage = {}
@@ -236,12 +236,12 @@ class MapTable(Imaged[Entries, _MapUndo]):
             if live is not None:
                 yield sub, live
 
-    def _merge_clears(self, olds: dict[Key, Entries]) -> None:
+    def _install_clears(self, olds: dict[Key, Entries]) -> None:
         for key, old in olds.items():
             self._remember(key, old, ())
         self.shelf.remove_many(list(olds), list(olds.values()))
 
-    def _merge_removes(self, gone: dict[Key, Entries], bases: dict[Key, Entries | None]) -> None:
+    def _install_removes(self, gone: dict[Key, Entries], bases: dict[Key, Entries | None]) -> None:
         for key, entries in gone.items():
             base = bases[key]
             assert base is not None, "only what is there is removed"
@@ -250,7 +250,7 @@ class MapTable(Imaged[Entries, _MapUndo]):
                 del base[sub]
             self.shelf.grew(-_size(entries))
 
-    def _merge_puts(self, puts: dict[Key, Entries], bases: dict[Key, Entries | None]) -> list[Key]:
+    def _install_puts(self, puts: dict[Key, Entries], bases: dict[Key, Entries | None]) -> list[Key]:
         fresh: dict[Key, Entries] = {}
         for key, entries in puts.items():
             self._watch(key, entries)

@@ -21,7 +21,7 @@ from typing import Final
 from godwit.errors import CheckpointUnusable, GodwitError, MalformedRequest
 from godwit.state.changelog import Written
 from godwit.state.damage import corrupt, stale, unusable
-from godwit.state.fencing import Token, token_if_cached
+from godwit.state.fencing import Permit, permit_if_cached
 from godwit.state.manifest import Manifest, decode_manifest, newest_manifest, sweep
 from godwit.state.segments import FileName, list_names, parse_name, publish, replace_file, sync_directory, sync_path
 
@@ -59,10 +59,10 @@ class Mirror:
             directory.mkdir(parents=True, exist_ok=True)
             self._check_newest()
             (directory / str(FileName("claim", generation))).touch()
-            Token(directory, generation).make()
+            Permit(directory, generation).make()
         except OSError as error:
             raise unusable("create", directory, error) from error
-        self._token = token_if_cached(directory, generation)
+        self._permit = permit_if_cached(directory, generation)
         self._unsynced = dict(self.have())  # bytes by name; their writer may have died before it could sync
         self.check()
 
@@ -86,7 +86,7 @@ class Mirror:
         self._unsynced[file] = self._unsynced.get(file, 0) + len(data)
         ahead_of_sync = path.name != file and self._unsynced[file] >= _UNSYNCED_BYTES_MAX
         if (
-            ahead_of_sync or self._token is not None
+            ahead_of_sync or self._permit is not None
         ):  # other machines do not see bytes that are not synced on a network mount
             self._sync(file)
         self.check()
@@ -126,7 +126,7 @@ class Mirror:
 
     def check(self) -> None:
         """Raise if a newer generation has claimed the mirror, or the mirror was removed: then nothing may be acknowledged."""
-        proved = self._token is None or self._token.proved()
+        proved = self._permit is None or self._permit.proved()
         self._check_newest()
         if not proved or not (self.directory / str(FileName("claim", self._generation))).exists():
             raise CheckpointUnusable(

@@ -94,14 +94,14 @@ def _replacing_rename(place: Path) -> bool:
     return (place / "old").read_bytes() == b"new" and not (place / "new").exists()
 
 
-def _token(place: Path) -> bool:
+def _permit(place: Path) -> bool:
     """A directory is removed only when it is empty, and nothing can be made in it after that."""
-    token, mark = place / "token", place / "token" / "mark"
-    token.mkdir()
+    permit, mark = place / "permit", place / "permit" / "mark"
+    permit.mkdir()
     mark.mkdir()
-    stands = _refused(token.rmdir, errno.ENOTEMPTY, errno.EEXIST) and _refused(mark.mkdir, errno.EEXIST)
+    stands = _refused(permit.rmdir, errno.ENOTEMPTY, errno.EEXIST) and _refused(mark.mkdir, errno.EEXIST)
     mark.rmdir()
-    token.rmdir()
+    permit.rmdir()
     return stands and _refused(mark.mkdir, errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
@@ -136,4 +136,4 @@ def _directory_sync(place: Path) -> bool:
     return True
 
 
-_PROBES: Final = (_exclusive_create, _exclusive_link, _replacing_rename, _token, _append, _directory_sync)
+_PROBES: Final = (_exclusive_create, _exclusive_link, _replacing_rename, _permit, _append, _directory_sync)

@@ -1,6 +1,6 @@
 """What the three kinds of variable and the timers have in common, so that they can be committed and moved alike.
 
-Every table has a base (what is merged), a stage (what the chunk at hand changed) and an undo (what the base
+Every table has a base (what is installed), a stage (what the chunk at hand changed) and an undo (what the base
 held when the last batch was committed, for what has changed since). Decides that contract only.
 """
 
@@ -25,14 +25,14 @@ Image = TypeVar("Image")
 Row: TypeAlias = tuple[Key, bytes | None, bytes | None]  # key, sub, value
 
 
-class MergedKeys(NamedTuple):
-    """Keys that a merge brought into a table, and keys of which it left nothing there."""
+class InstalledKeys(NamedTuple):
+    """Keys that came into a table with a stage, and keys of which the stage left nothing there."""
 
     added: Sequence[Key] = ()
     removed: Sequence[Key] = ()
 
 
-MergeStage: TypeAlias = Callable[[], MergedKeys]  # moves a stage into its base and remembers what was there
+InstallStage: TypeAlias = Callable[[], InstalledKeys]  # moves a stage into its base and remembers what was there
 
 
 class Table(Protocol):
@@ -64,8 +64,8 @@ class Table(Protocol):
         """Stage the removal of expired entries."""
         ...
 
-    def prepare(self, changes: Changes) -> MergeStage:
-        """Add the changes of the stage to `changes`. The base changes only when the returned merge is called."""
+    def prepare(self, changes: Changes) -> InstallStage:
+        """Add the changes of the stage to `changes`. The base changes only when the returned function is called."""
         ...
 
     def rollback(self) -> None: ...

@@ -15,7 +15,7 @@ from godwit.state.changes import PUT, REMOVE, TIMERS, Changes, timer_ms, timer_s
 from godwit.state.deadlines import Deadlines
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.spill import Spill
-from godwit.state.table import MergedKeys, MergeStage, Ops, Row, saved
+from godwit.state.table import InstalledKeys, InstallStage, Ops, Row, saved
 
 TimerTimes: TypeAlias = tuple[int, ...]
 
@@ -62,7 +62,7 @@ class TimerTable:
     def get(self, key: Key) -> list[int]:
         times = self._base.get(key, ())
         staged = self._stage.get(key)
-        return sorted(_merged(times, staged)) if staged else list(times)
+        return sorted(_with_staged(times, staged)) if staged else list(times)
 
     def clear_many(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -80,10 +80,10 @@ class TimerTable:
     def expire(self, now_ms: int) -> None:
         """A timer stays until it is removed, however late it is."""
 
-    def prepare(self, changes: Changes) -> MergeStage:
+    def prepare(self, changes: Changes) -> InstallStage:
         stage = self._stage
         had = {key: self._base.get(key, ()) for key in stage}
-        have = {key: tuple(sorted(_merged(had[key], staged))) for key, staged in stage.items()}
+        have = {key: tuple(sorted(_with_staged(had[key], staged))) for key, staged in stage.items()}
         puts: list[tuple[Key, int]] = []
         removes: list[tuple[Key, int]] = []
         for key, staged in stage.items():
@@ -93,7 +93,7 @@ class TimerTable:
         changes.add(TIMERS, REMOVE, [key for key, _ in removes], [timer_sub(at_ms) for _, at_ms in removes])
         changes.add(TIMERS, PUT, [key for key, _ in puts], [timer_sub(at_ms) for _, at_ms in puts])
 
-        def merge() -> MergedKeys:
+        def install() -> InstalledKeys:
             self._stage = {}
             for key, times in had.items():
                 self._undo.setdefault(key, times)
@@ -103,7 +103,7 @@ class TimerTable:
             self._schedule(puts)
             return moves
 
-        return merge
+        return install
 
     def rollback(self) -> None:
         self._stage = {}
@@ -147,7 +147,7 @@ class TimerTable:
             self._undo.pop(key, None)
 
     def due(self, until_ms: int) -> list[tuple[int, Key]]:
-        """Merged timers that are due, by time and then by packed key, so that every run fires them alike."""
+        """Installed timers that are due, by time and then by packed key, so that every run fires them alike."""
         timers = {(at_ms, key) for at_ms, key in self._deadlines.until(until_ms) if self._is_set(at_ms, key)}
         return sorted(timers, key=lambda timer: (timer[0], self._key_codec.pack(timer[1])))
 
@@ -157,13 +157,13 @@ class TimerTable:
     def _is_set(self, at_ms: int, key: Key) -> bool:
         return at_ms in self._base.get(key, ())
 
-    def _moves(self, had: dict[Key, TimerTimes]) -> MergedKeys:
+    def _moves(self, had: dict[Key, TimerTimes]) -> InstalledKeys:
         """Drop the keys that are left with no timer; returns which keys came and which went."""
         emptied = [key for key in had if not self._base[key]]
         for key in emptied:
             del self._base[key]
         added = [key for key, times in had.items() if not times and key in self._base]
-        return MergedKeys(added, [key for key in emptied if had[key]])
+        return InstalledKeys(added, [key for key in emptied if had[key]])
 
     def _schedule(self, timers: Iterable[tuple[Key, int]]) -> None:
         for key, at_ms in timers:
@@ -172,6 +172,6 @@ class TimerTable:
             self._deadlines.reset((at_ms, key) for key, times in self._base.items() for at_ms in times)
 
 
-def _merged(times: TimerTimes, staged: dict[int, bool]) -> set[int]:
+def _with_staged(times: TimerTimes, staged: dict[int, bool]) -> set[int]:
     left = {at_ms for at_ms in times if staged.get(at_ms, True)}
     return left.union(at_ms for at_ms, is_set in staged.items() if is_set)

@@ -1,6 +1,6 @@
 """A variable that holds one value per key.
 
-Decides how single values are staged, merged and undone, in bulk wherever it can: most state is of this kind
+Decides how single values are staged, installed and undone, in bulk wherever it can: most state is of this kind
 and whole chunks are read and written at once. It must not know what is in a payload.
 """
 
@@ -17,7 +17,7 @@ from godwit.state.images import IMAGE_BYTES, Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.spill import Spill
-from godwit.state.table import MergedKeys, MergeStage, Ops, Row, Shelved, saved
+from godwit.state.table import InstalledKeys, InstallStage, Ops, Row, Shelved, saved
 
 _NOTED_ROWS_MIN: Final = 10_000
 
@@ -119,7 +119,7 @@ class ValueTable(Shelved[bytes]):
             elif payload is not None:
                 self._expiry.watch(key, expiry_ms(payload))
 
-    def prepare(self, changes: Changes) -> MergeStage:
+    def prepare(self, changes: Changes) -> InstallStage:
         cleared = self._take_clears() if self._stage_clears else {}
         puts = cast("dict[Key, bytes]", self._stage)
         keys, payloads = list(puts), list(puts.values())
@@ -127,12 +127,12 @@ class ValueTable(Shelved[bytes]):
         changes.add(self.var, CLEAR, list(cleared))
         changes.add(self.var, PUT, keys, None, payloads)
 
-        def merge() -> MergedKeys:
+        def install() -> InstalledKeys:
             self._stage, self._stage_clears = {}, False
-            self._merge_clears(cleared)
-            return MergedKeys(self._merge_puts(puts, keys, payloads, olds), list(cleared))
+            self._install_clears(cleared)
+            return InstalledKeys(self._install_puts(puts, keys, payloads, olds), list(cleared))
 
-        return merge
+        return install
 
     def rollback(self) -> None:
         self._stage = {}
@@ -189,13 +189,13 @@ class ValueTable(Shelved[bytes]):
         olds = zip(cleared, self.shelf.get_many(cleared), strict=True)
         return {key: old for key, old in olds if old is not None}
 
-    def _merge_clears(self, olds: dict[Key, bytes]) -> None:
+    def _install_clears(self, olds: dict[Key, bytes]) -> None:
         if olds:
             keys, payloads = list(olds), list(olds.values())
             self._undo.add(keys, payloads, self.count)
             self.shelf.remove_many(keys, payloads)
 
-    def _merge_puts(
+    def _install_puts(
         self, puts: dict[Key, bytes], keys: list[Key], payloads: list[bytes], olds: list[bytes | None]
     ) -> list[Key]:
         self._undo.add(keys, olds, self.count)

@@ -88,7 +88,7 @@ class Recovery:
         memory = self._memory
         self._reach(info["batch"])
         if info["batch"] < memory.progress.batch:
-            return  # of a settled batch; the next merge of its snapshot drops it
+            return  # of a settled batch; the next compaction drops it
         if "finished" in info:
             end_lane(memory, info)
             return

@@ -1,8 +1,8 @@
 """Where a change of an instance becomes durable: a chunk, timers, a batch that begins, state from another host.
 
 Every change goes through `DurableChanges.change`: it is prepared on the stage of the state, appended to the changelog as one
-frame, and merged into memory. The caller sends its answer when the frame of `Work.lsn` is written (`Changelog.flush`). Does not
-know what a change means.
+frame, and installed in memory. The caller sends its answer when the frame of `Work.lsn` is written (`Changelog.flush`). This
+module does not know what a change means.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
 from godwit.state.ledger import Entry
 
-MergeIntoMemory = Callable[[], None]  # makes a prepared change count in memory; called when the frame is in line
-Prepare = Callable[[Work], MergeIntoMemory]
+InstallInMemory = Callable[[], None]  # makes a prepared change count in memory; called when the frame is in line
+Prepare = Callable[[Work], InstallInMemory]
 
 
 class DurableChanges:
@@ -29,21 +29,21 @@ class DurableChanges:
     def change(self, prepare: Prepare, undo: Callable[[], None] | None = None) -> Work:
         """Make the whole change, or nothing of it.
 
-        `prepare` puts the parts of the frame into the work and returns a function that merges the change. `undo` takes back
-        what `prepare` has changed besides the stage. A failure before the frame is in line leaves everything as it was. After
-        that, a failure makes memory and changelog differ: nothing more is written, and the next generation of the host starts
-        from the changelog.
+        `prepare` puts the parts of the frame into the work and returns a function that installs the change in memory. `undo`
+        takes back what `prepare` has changed besides the stage. A failure before the frame is in line leaves everything as it
+        was. After that, a failure makes memory and changelog differ: nothing more is written, and the next generation of the
+        host starts from the changelog.
         """
         if self._failure is not None:  # the host is ending, and what was staged then is still there
             raise self._failure
         work, in_line = Work(), False
         try:
-            merge = prepare(work)
+            install = prepare(work)
             draft = self.journal.draft(work.parts)
             in_line = True
             if work.parts:
                 self.lsn = self.journal.append(draft)
-            merge()
+            install()
         except BaseException as error:
             if in_line or not self._undone(undo):
                 raise self.uncertain(error) from error
@@ -86,7 +86,7 @@ class DurableChanges:
 
     # -- what is prepared --------------------------------------------------------------------------------------------
 
-    def prepare_state(self, work: Work, settled: bool = False) -> MergeIntoMemory:
+    def prepare_state(self, work: Work, settled: bool = False) -> InstallInMemory:
         """Put the changes of the stage into the frame, as one part."""
         memory = self._memory
         prepared = memory.state.prepare()
@@ -95,14 +95,14 @@ class DurableChanges:
             info = {"kind": "state", "op": memory.name, "batch": memory.progress.batch}
             info |= {"settled": True} if settled else {}
             work.parts.append((info, prepared.changes.to_batch(memory.key_codec).serialize()))
-        return lambda: memory.state.merge(prepared)
+        return lambda: memory.state.install(prepared)
 
     def prepare_entry(
         self, work: Work, lane: str, entry: Entry, record: bool = True, settled: bool = False
-    ) -> MergeIntoMemory:
+    ) -> InstallInMemory:
         """Put the changes of the stage and its ledger entry into the frame. `record`: a router may ask for the rows again."""
         memory, outputs = self._memory, entry.outputs
-        merge_state = self.prepare_state(work, settled)
+        install_state = self.prepare_state(work, settled)
         if record:
             part = entry.part(memory.name, memory.progress.batch, lane)
             entry = entry.within(part)
@@ -110,10 +110,10 @@ class DurableChanges:
         if len(outputs):
             work.outputs.append(outputs)
 
-        def merge() -> None:
-            merge_state()
+        def install() -> None:
+            install_state()
             if record:
                 memory.ledger.record(lane, entry)
             memory.counters.outputs += len(outputs)
 
-        return merge
+        return install

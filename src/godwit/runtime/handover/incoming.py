@@ -44,7 +44,7 @@ class IncomingHandover:
        that connection, or an answer of the origin to a question. It guards the machine and all fields of this object. A
        thread that holds it may wait for the changelog and for `shared.changed`.
     2. The instance's lock (`shared.lock`; `shared.changed` is its condition) guards the instance, its ownership and ledger, and
-       `shared.copy_claims` and `shared.copied_groups`. A thread that holds it does not wait for the changelog; it waits for
+       `shared.accepted_units` and `shared.copied_groups`. A thread that holds it does not wait for the changelog; it waits for
        `shared.changed` only.
        Threads whose rows wait call `Receiver.want` with this lock, without `_acting`: `want` reads which units the machine
        expects, and writes one short message.
@@ -78,12 +78,12 @@ class IncomingHandover:
     # -- with the instance's lock ------------------------------------------------------------------------------------
 
     @property
-    def claimed(self) -> Units:
+    def accepted(self) -> Units:
         """The units of which this migration may have copies here."""
-        return self.shared.copy_claims.get(self.migration, Units())
+        return self.shared.accepted_units.get(self.migration, Units())
 
-    def add_claim(self, units: Units) -> None:
-        self.shared.copy_claims[self.migration] = self.claimed | units
+    def add_accepted(self, units: Units) -> None:
+        self.shared.accepted_units[self.migration] = self.accepted | units
 
     def add_copies(self, units: Units, apart: Iterable[int]) -> None:
         """State of these units comes, or has come; but none of keys that are `apart` from their groups."""
@@ -91,13 +91,13 @@ class IncomingHandover:
             copied = self.shared.copied_groups.setdefault(self.migration, {})
             copied.update(dict.fromkeys(units.groups, frozenset(apart)))
 
-    def end_claim(self, units: Units) -> None:
+    def end_accepted(self, units: Units) -> None:
         """The host owns the units now, or has dropped their copies."""
         self.shared.check_locked()
         self.shared.instance.memory.staged -= units
-        left = self.shared.copy_claims.pop(self.migration, Units()) - units
+        left = self.shared.accepted_units.pop(self.migration, Units()) - units
         if left:
-            self.shared.copy_claims[self.migration] = left
+            self.shared.accepted_units[self.migration] = left
         copied = self.shared.copied_groups.pop(self.migration, {})
         if copied_left := {group: apart for group, apart in copied.items() if group not in units.groups}:
             self.shared.copied_groups[self.migration] = copied_left

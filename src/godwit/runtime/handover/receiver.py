@@ -81,7 +81,7 @@ class Receiver:
         self._wanted = Units()  # units requested on this connection
         shared.want_listeners.append(self.want)
         for number, units in (prepared or {}).items():
-            self.handover.add_claim(units)
+            self.handover.add_accepted(units)
             self.handover.add_copies(units, self.handover.shared.ownership.incoming[self.handover.name(number)].apart)
 
     # -- the connection ----------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Receiver:
     def _offer(self, units: Units) -> None:
         """Expect the offered units, except those that this host owns or has prepared."""
         with self._shared.changed:
-            expected = self._effects.claim(units)
+            expected = self._effects.accept(units)
         if expected:
             self._handle(Promised(expected))
 

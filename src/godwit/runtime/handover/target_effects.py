@@ -32,8 +32,8 @@ class TargetEffects:
 
     # -- before state arrives ----------------------------------------------------------------------------------------
 
-    def claim(self, units: Units, apart: Collection[int] | None = None) -> Units:
-        """Claim the units, except those that this host owns or has prepared; returns the claimed units. Called with the lock.
+    def accept(self, units: Units, apart: Collection[int] | None = None) -> Units:
+        """Accept the units, except those that this host owns or has prepared; returns the accepted units. Called with the lock.
 
         Waits for earlier migrations that still have copies of these units here and do not know their outcome yet. Waits also
         for migrations that have copies of single keys of these groups, unless the keys are `apart` from the groups, and for
@@ -45,28 +45,28 @@ class TargetEffects:
         away = (Stand.AWAY, Stand.EXPECTED)
         units = Units.of(*(unit for unit in units if handover.shared.ownership.share(unit).stand in away))
         if units:
-            handover.add_claim(units)
+            handover.add_accepted(units)
         return units
 
     def _free(self, units: Units, apart: Collection[int] | None) -> bool:
         count = len(self._handover.shared.ownership.groups)
-        for other, claimed in self._others():
+        for other, accepted in self._others():
             copied = self._shared.copied_groups.get(other, {})
-            if claimed & units or any(key not in copied.get(key % count, (key,)) for key in units.keys):
+            if accepted & units or any(key not in copied.get(key % count, (key,)) for key in units.keys):
                 return False
-            if apart is not None and any(key % count in units.groups and key not in apart for key in claimed.keys):
+            if apart is not None and any(key % count in units.groups and key not in apart for key in accepted.keys):
                 return False
         return True
 
     def _others(self) -> list[tuple[str, Units]]:
-        """The claims of other migrations."""
-        claims = self._shared.copy_claims.items()
-        return [(other, claimed) for other, claimed in claims if other != self._handover.migration]
+        """The units that other migrations have brought or will bring."""
+        accepted_units = self._shared.accepted_units.items()
+        return [(other, accepted) for other, accepted in accepted_units if other != self._handover.migration]
 
     def _select(self, units: Units) -> Callable[[Any], Any]:
         """A test for columns of hashes. A key that another migration brings by itself does not belong to its group."""
         select = selects(units, self._handover.shared.ownership)
-        theirs = np.array([key for _, claimed in self._others() for key in claimed.keys], np.int64)
+        theirs = np.array([key for _, accepted in self._others() for key in accepted.keys], np.int64)
         return lambda hashes: select(hashes) & ~np.isin(hashes, theirs)
 
     def expect(self, units: Units) -> None:
@@ -84,7 +84,7 @@ class TargetEffects:
         again, step.units = step.units is not None, units
         with self._shared.changed:
             instance.batch.pending_outputs.pop(handover.name(number), None)
-            if self.claim(units, step.apart) != units:
+            if self.accept(units, step.apart) != units:
                 raise InvariantBroken(f"{handover.name(number)} brings units that {handover.services.host} owns")
             self._check_not_outdated(number, units)
             back = handover.shared.ownership.rejoin(units, step.apart)
@@ -140,7 +140,7 @@ class TargetEffects:
         with self._shared.changed:
             if name in handover.shared.ownership.incoming:
                 handover.shared.ownership.serve(name)
-                handover.end_claim(units)
+                handover.end_accepted(units)
                 parts: list[NewPart] = [instance.own_part()]
                 for lane, entry in instance.batch.pending_outputs.pop(name, ()):
                     instance.ledger.record(lane, entry)
@@ -156,15 +156,15 @@ class TargetEffects:
     def discard(self, number: int, units: Units) -> None:
         """Drop stale copies: the units stay with their origin. `number` -1: units that were offered and have no copies here.
 
-        Only units that this migration has claimed are dropped: another migration may be bringing the others by now.
+        Only units that this migration has accepted are dropped: another migration may be bringing the others by now.
         """
         handover, instance = self._handover, self._shared.instance
         with self._shared.changed:
-            units &= handover.claimed
+            units &= handover.accepted
             if units:
                 handover.shared.ownership.drop(units)
                 self._discard_copies(number, units)
-                handover.end_claim(units)
+                handover.end_accepted(units)
                 instance.batch.pending_outputs.pop(handover.name(number), None)
                 handover.write([*self._drop_unfired(units), instance.own_part()])
                 self._shared.changed.notify_all()
@@ -203,11 +203,11 @@ class TargetEffects:
     def take_over_copies(self, other: IncomingHandover, units: Units, batch: int) -> bool:
         """Take over copies of another migration, as one step; False if they lack some of the units. Called with the lock."""
         handover = self._handover
-        claimed = other.claimed
-        if units - claimed:
+        accepted = other.accepted
+        if units - accepted:
             return False
         copied = {key: None for step in other.steps.values() for key in step.keys or ()}
-        unwanted = self._outside(units, copied) if claimed - units else []
+        unwanted = self._outside(units, copied) if accepted - units else []
         for key in unwanted:
             del copied[key]
         apart = tuple(key for step in other.steps.values() for key in step.apart)
@@ -215,8 +215,8 @@ class TargetEffects:
         handover.written, handover.copied_in = other.written, other.copied_in
         other.steps = {}
         other.drop_keys(unwanted)
-        other.end_claim(claimed)
-        self._shared.copy_claims[handover.migration] = units
+        other.end_accepted(accepted)
+        self._shared.accepted_units[handover.migration] = units
         handover.add_copies(units, apart)
         self._shared.instance.memory.staged |= units
         handover.write([self._shared.instance.own_part()])

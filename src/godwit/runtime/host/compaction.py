@@ -1,7 +1,7 @@
-"""Keeps a host's changelog short: a thread merges sealed segments into snapshots, while the host goes on working.
+"""Keeps a host's changelog short: a thread compacts sealed segments into snapshots, while the host goes on working.
 
-A merge that fails is tried again after growing pauses: the cause may go away (a full disk, too little memory, a missing file).
-As long as merges fail the log grows, `status()` shows the error, and the host goes on serving.
+A compaction that fails is tried again after growing pauses: the cause may go away (a full disk, too little memory, a missing
+file). As long as compactions fail the log grows, `status()` shows the error, and the host goes on serving.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
 
 INTERVAL_S = 1.0
-AGAIN_S_MAX = 60.0  # between attempts of a merge that fails again and again
-SEALED_MIN = 2  # merging one segment at a time would rewrite the small deltas more often than it saves
+AGAIN_S_MAX = 60.0  # between attempts of a compaction that fails again and again
+SEALED_MIN = 2  # compacting one segment at a time would rewrite the small deltas more often than it saves
 
 _logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class CompactionLoop:
         self._log = log
         self._settled = settled
         self._compactor = Compactor(log.generation)
-        self._merging = ports.lock()
+        self._compacting = ports.lock()
         self._stop = ports.event()
         self._thread = ports.thread(self._run, "godwit-compaction")
         self.failure: GodwitError | None = None
@@ -44,14 +44,14 @@ class CompactionLoop:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The files of the log stay as they are in this block."""
-        with self._merging:
+        with self._compacting:
             yield
 
     def _run(self) -> None:
         failures = 0
         while not self._stop.wait(_pause_s(failures)):
             try:
-                self._merge_sealed()
+                self._compact_sealed()
             except Exception as error:  # noqa: BLE001 this thread must go on, and the error is shown
                 failures += 1
                 self._report(error, failures)
@@ -61,16 +61,18 @@ class CompactionLoop:
 
     def _report(self, error: Exception, failures: int) -> None:
         failure = (
-            error if isinstance(error, GodwitError) else Bug(f"merging the log failed: {type(error).__name__}: {error}")
+            error
+            if isinstance(error, GodwitError)
+            else Bug(f"compacting the log failed: {type(error).__name__}: {error}")
         )
         if str(failure) != str(self.failure):  # once, not with every attempt
             _logger.warning(
-                "%s; the log grows until merging it succeeds, next attempt in %g s", failure, _pause_s(failures)
+                "%s; the log grows until compaction succeeds, next attempt in %g s", failure, _pause_s(failures)
             )
         self.failure = failure
 
-    def _merge_sealed(self) -> None:
-        with self._merging:
+    def _compact_sealed(self) -> None:
+        with self._compacting:
             sealed = self._log.sealed()
             if len(sealed) >= SEALED_MIN:
                 self._compactor.compact(self._log.directory, sealed, self._settled())

@@ -19,7 +19,7 @@ from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime.chunk.ownership_columns import selects
 from godwit.runtime.durable.changelog_parts import mark_part
-from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
@@ -85,7 +85,7 @@ class Batches:
             return
         self._checks.check_complete(request)
 
-        def prepare(work: Work) -> MergeIntoMemory:
+        def prepare(work: Work) -> InstallInMemory:
             if own.query is None:
                 self._memory.batch.progress = Progress(progress.query, progress.run, -1, progress.fenced)
             elif own.run != progress.run:
@@ -125,21 +125,21 @@ class Batches:
     def _begin_anew(self, progress: Progress) -> None:
         memory = self._memory
 
-        def prepare(work: Work) -> MergeIntoMemory:
+        def prepare(work: Work) -> InstallInMemory:
             keys = self._answered_for(list(memory.state.touched()))
             changes = memory.state.stage_revert(keys)
             prepared = memory.state.prepare()
             self._reset(progress)
             work.parts += [*self._settled_parts(changes), mark_part(memory)]
 
-            def merge() -> None:
-                memory.state.merge(prepared)
+            def install() -> None:
+                memory.state.install(prepared)
                 memory.state.settle_keys(keys)
                 memory.ledger.clear()
                 for follower in memory.followers:
                     follower.reverted(keys, changes)
 
-            return merge
+            return install
 
         self._durable.change(prepare, self.undo())
 
@@ -162,16 +162,16 @@ class Batches:
         chosen = selects(units, memory.ownership)(memory.hashes_of(touched))
         keys = [touched[i] for i in np.flatnonzero(chosen).tolist()]
 
-        def prepare(work: Work) -> MergeIntoMemory:
+        def prepare(work: Work) -> InstallInMemory:
             changes = memory.state.stage_revert(keys)
             prepared = memory.state.prepare()
             work.parts += self._settled_parts(changes)
 
-            def merge() -> None:
-                memory.state.merge(prepared)
+            def install() -> None:
+                memory.state.install(prepared)
                 memory.state.settle_keys(keys)
 
-            return merge
+            return install
 
         self._durable.change(prepare)
 

@@ -15,7 +15,7 @@ from godwit.errors import NotReplayable
 from godwit.model.progress import BatchRef
 from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.durable.changelog_parts import mark_part
-from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.batch_checks import BatchChecks, partition_changed
@@ -103,7 +103,7 @@ class ChunkApplier:
 
     def _prepare(
         self, work: Work, request: BatchRef, lane: str, chunk: Chunk, elsewhere: AppliedElsewhere | None
-    ) -> MergeIntoMemory:
+    ) -> InstallInMemory:
         memory = self._memory
         memory.ledger.make_room()  # first, because it may fail
         times = memory.batch.times if elsewhere is None else elsewhere.times
@@ -115,18 +115,18 @@ class ChunkApplier:
             work.parts.append(mark_part(memory))
         entry = Entry(chunk.rows, chunk.hashes, run.outputs, checks=chunk.checks)
         record, over = (True, False) if elsewhere is None else (elsewhere.record, elsewhere.over)
-        merge_entry = self._durable.prepare_entry(work, lane, entry, record, settled=over)
+        install_entry = self._durable.prepare_entry(work, lane, entry, record, settled=over)
         if elsewhere is not None:
             _mark_as_taken_over(work)
 
-        def merge() -> None:
-            merge_entry()
+        def install() -> None:
+            install_entry()
             if over:
                 memory.state.settle_keys(keys)
             for follower in memory.followers:
                 follower.applied(request, lane, chunk, times, keys, work)
 
-        return merge
+        return install
 
     def _process(self, run: IsolatingRun, chunk: Chunk, times: Times, counted: bool) -> list[Key]:
         """User code works on the stage. `counted`: the rows count for hot keys; rows of copies count at their owner."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from godwit.errors import DefinitionError
-from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.user_code import UserCode, no_tagged_outputs
@@ -35,18 +35,18 @@ class InitialRows:
         if not len(row_index):
             return Work(lsn=self._durable.lsn)
 
-        def prepare(work: Work) -> MergeIntoMemory:
+        def prepare(work: Work) -> InstallInMemory:
             rows = group_by_key(batch, row_index, memory.key_codec)
             memory.state.now_ms = now_ms
             self._code.initialise(rows, memory.batch.times_at(now_ms, memory.spec))
             no_outputs = no_tagged_outputs(memory.spec.output_schema)
-            merge_entry = self._durable.prepare_entry(work, lane, Entry(row_index, hashes, no_outputs))
+            install_entry = self._durable.prepare_entry(work, lane, Entry(row_index, hashes, no_outputs))
 
-            def merge() -> None:
-                merge_entry()
+            def install() -> None:
+                install_entry()
                 for follower in memory.followers:  # keys may move already
                     follower.changed(memory.progress.batch, work.changes)
 
-            return merge
+            return install
 
         return self._durable.change(prepare)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from godwit.runtime.chunk.ownership_columns import MINE
-from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
@@ -28,17 +28,17 @@ class KeyChanges:
         """Changes from another host. `settled`: the state that the keys have then is committed."""
         memory = self._memory
 
-        def prepare(work: Work) -> MergeIntoMemory:
+        def prepare(work: Work) -> InstallInMemory:
             keys = memory.key_codec.from_arrow(rows.columns[:COLUMN_VAR]) if settled else []
             memory.state.stage(rows)
             prepared = memory.state.prepare()
             work.parts.append((self._info(settled), body))
 
-            def merge() -> None:
-                memory.state.merge(prepared)
+            def install() -> None:
+                memory.state.install(prepared)
                 memory.state.settle_keys(keys)
 
-            return merge
+            return install
 
         self._durable.change(prepare)
 
@@ -46,19 +46,19 @@ class KeyChanges:
         """Nothing is left of these keys; the parts are written in the same frame."""
         memory = self._memory
 
-        def prepare(work: Work) -> MergeIntoMemory:
+        def prepare(work: Work) -> InstallInMemory:
             memory.state.stage_drop(keys)
             prepared = memory.state.prepare()
             work.parts += parts
             if len(prepared.changes):
                 work.parts.append((self._info(settled), prepared.changes.to_batch(memory.key_codec).serialize()))
 
-            def merge() -> None:
-                memory.state.merge(prepared)
+            def install() -> None:
+                memory.state.install(prepared)
                 if settled:  # a batch that begins anew must not bring them back
                     memory.state.settle_keys(keys)
 
-            return merge
+            return install
 
         self._durable.change(prepare)
 
@@ -74,16 +74,16 @@ class KeyChanges:
             keys = [key for key, own in zip(keys, mine.tolist(), strict=True) if own]
         before = memory.state.letter_count
 
-        def prepare(work: Work) -> MergeIntoMemory:
+        def prepare(work: Work) -> InstallInMemory:
             memory.state.letter_clear(keys)
-            merge_state = self._durable.prepare_state(work)
+            install_state = self._durable.prepare_state(work)
 
-            def merge() -> None:
-                merge_state()
+            def install() -> None:
+                install_state()
                 for follower in memory.followers:
                     follower.changed(memory.progress.batch, work.changes)
 
-            return merge
+            return install
 
         self._durable.change(prepare)
         return before - memory.state.letter_count

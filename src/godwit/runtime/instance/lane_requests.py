@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from godwit.errors import CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef, Verdict
 from godwit.runtime.durable.changelog_parts import end_lane, mark_part
-from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.batch_checks import BatchChecks, partition_changed
@@ -59,7 +59,7 @@ class LaneRequests:
         work.begun["firings"] = self._memory.ledger.firings(lane) if carries else []
         return work
 
-    def _prepare_open(self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool) -> MergeIntoMemory:
+    def _prepare_open(self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool) -> InstallInMemory:
         memory = self._memory
         batch, verdict = memory.batch, memory.progress.judge(request)
         if unknown := verdict is Verdict.UNKNOWN_RUN:  # admitted above; nothing of the batch is applied here
@@ -71,7 +71,7 @@ class LaneRequests:
             self._checks.check_complete(request)
             self._batches.begin(request, now_ms)
         fires = carries and batch.has_unfired_timers
-        merge_timers = self._timers.prepare(work, lane) if fires else None
+        install_timers = self._timers.prepare(work, lane) if fires else None
         # A run that is taken up within a batch is written down at once, so that the run before stays fenced after a restart.
         if begins or unknown or fires:
             work.parts.insert(0, mark_part(memory))
@@ -80,13 +80,13 @@ class LaneRequests:
         work.begun = {"merge": batch.merge, "late_us": batch.times.late_ms * 1000 if by_event else None}
         work.begun |= {"before": batch.before}
 
-        def merge() -> None:
+        def install() -> None:
             if begins:
                 self._batches.settle(now_ms)
-            if merge_timers is not None:
-                merge_timers()
+            if install_timers is not None:
+                install_timers()
 
-        return merge
+        return install
 
     def _check_run(self, request: BatchRef, admit: AdmitRun) -> None:
         """AdmitRun a run that is new here. If it replays the batch in progress, rows of that batch are reverted, as in Spark.
@@ -115,7 +115,7 @@ class LaneRequests:
         info = {"kind": "ledger", "op": self._memory.name, "batch": request.batch, "lane": lane}
         info |= {"finished": end.row_count, "event_max_ms": end.event_max_ms}
 
-        def prepare(work: Work) -> MergeIntoMemory:
+        def prepare(work: Work) -> InstallInMemory:
             work.parts.append((info, b""))
             return lambda: end_lane(self._memory, info)
 

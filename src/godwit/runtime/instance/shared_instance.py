@@ -41,7 +41,7 @@ class SharedInstance:
     event_listeners: list[Callable[[Event], None]] = field(default_factory=list)  # movers: a batch began, rows wait
     want_listeners: list[Callable[[Units], None]] = field(default_factory=list)  # receivers: rows wait for these units
     # By migration: the units of which it may have copies here.
-    copy_claims: dict[str, Units] = field(default_factory=dict)
+    accepted_units: dict[str, Units] = field(default_factory=dict)
     # By migration: the groups of which it may have state here, each with the keys that are apart from it.
     copied_groups: dict[str, dict[int, frozenset[int]]] = field(default_factory=dict)
     inheriting: bool = False  # keys of a lost host are being taken over

@@ -17,7 +17,7 @@ from godwit.model.progress import BatchRef
 from godwit.model.units import Units
 from godwit.runtime.chunk.ownership_columns import MINE, selects
 from godwit.runtime.durable.batch_in_progress import fired_of
-from godwit.runtime.durable.durable_changes import DurableChanges, MergeIntoMemory
+from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.failure_isolation import IsolatingRun
@@ -32,7 +32,7 @@ class TimerFiring:
         self._durable = durable
         self._code = code
 
-    def prepare(self, work: Work, lane: str) -> MergeIntoMemory:
+    def prepare(self, work: Work, lane: str) -> InstallInMemory:
         """Fire the timers that are due after the rows of the batch before; their outputs leave through this lane."""
         memory, batch = self._memory, self._memory.batch
         memory.state.now_ms = batch.times.processing_ms
@@ -44,18 +44,18 @@ class TimerFiring:
             run = IsolatingRun(memory, self._code, request, lane, batch.due)
             run.timers(timers)
             entry = Entry(_NO_ROWS, _NO_ROWS, run.outputs, firing=self._next_firing())
-            merge_prepared = self._durable.prepare_entry(work, lane, entry)
+            install_prepared = self._durable.prepare_entry(work, lane, entry)
         else:
-            merge_prepared = self._durable.prepare_state(work)
+            install_prepared = self._durable.prepare_state(work)
         batch.fired, batch.unfired = True, self._between_owners(batch.unfired)
 
-        def merge() -> None:
-            merge_prepared()
+        def install() -> None:
+            install_prepared()
             memory.counters.timers_fired += len(timers)
             for follower in memory.followers:
                 follower.changed(memory.progress.batch, work.changes)
 
-        return merge
+        return install
 
     def _next_firing(self) -> str:
         """A name for the next firing, unique in the batch over all hosts."""

@@ -29,13 +29,13 @@ class TaskSlot:
     """The slot of one waiting task.
 
     `attempt`: Spark's id of the task attempt; None outside of a task, where no slot is offered.
-    `claimed`: the driver has decided that a host gets this slot.
+    `taken`: the driver has decided that a host gets this slot.
     """
 
     controller: str
     token: str
     attempt: int | None
-    claimed: bool = False
+    taken: bool = False
 
     def offer(self) -> None:
         """Tell the driver that this task waits."""
@@ -43,12 +43,12 @@ class TaskSlot:
         client = line.connect(self.controller, self.token, CONNECT_S)
         try:
             with suppress(GodwitError):  # the driver is gone or busy: the task goes on waiting
-                self.claimed = typed.ask(client, OfferSlot(self.attempt), CALL_S).claimed
+                self.taken = typed.ask(client, OfferSlot(self.attempt), CALL_S).taken
         finally:
             client.close()
 
     def check(self) -> None:
-        if self.claimed:
+        if self.taken:
             raise HostUnavailable(
                 "this task waited for a host that needs its task slot",
                 todo="Nothing is to be done: Spark runs the task again, and does not count this as a failure",
@@ -63,11 +63,11 @@ class SlotOffers:
         self._due_s = ports.now_s() + after_s
         self._pause_s = PAUSE_S
 
-    def claimed(self) -> bool:
+    def taken(self) -> bool:
         """Whether the task must end. Offers the slot first if an offer is due."""
         slot = self.slot
-        if not slot.claimed and slot.controller and slot.attempt is not None and ports.now_s() >= self._due_s:
+        if not slot.taken and slot.controller and slot.attempt is not None and ports.now_s() >= self._due_s:
             slot.offer()
             self._due_s = ports.now_s() + self._pause_s
             self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
-        return slot.claimed
+        return slot.taken

@@ -66,7 +66,7 @@ class Waits:
             with self._lock:
                 long = [wait for wait in self._waits.values() if now_s - wait.since_s > CHECK_S]
             for wait in long:
-                if _in_vain(wait) or (wait.offers is not None and wait.offers.claimed()):
+                if _in_vain(wait) or (wait.offers is not None and wait.offers.taken()):
                     wait.cancel()
 
 

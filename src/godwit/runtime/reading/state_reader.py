@@ -40,7 +40,7 @@ class StateReader:
 
         def before_retry() -> None:
             check_owner(self.checkpoint, self.incarnation)
-            if offers.claimed():
+            if offers.taken():
                 offers.slot.check()
 
         reader = GroupReader(

@@ -171,7 +171,7 @@ class Link:
                 return lease
             if ports.now_s() > self._deadline:
                 raise self._unavailable()
-            if offers.claimed():
+            if offers.taken():
                 self._slot.check()
             ports.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.05)

@@ -33,7 +33,7 @@ ORDER: Final = (
 
 
 class FlockCopier:
-    """`bindings`: the query of each operator. `keys_move`: whether keys move, so that two logs may both claim them."""
+    """`bindings`: the query of each operator. `keys_move`: whether keys move: then two logs may both name a key."""
 
     def __init__(
         self,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from godwit.control import planner
-from godwit.control.claims import Claim
 from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move, gathered
+from godwit.control.reservations import Reservation
 from godwit.errors import DefinitionError
 from godwit.model.units import Units
 from godwit.spark.change.chosen_units import checked_host
@@ -36,8 +36,8 @@ class Plan:
     standing: list[tuple[Migration, MoveProgress]] = field(default_factory=list)
     roster: bool = False
 
-    def claim(self) -> Claim:
-        return Claim.of(self.moves, self.leaving, roster=self.roster or bool(self.joining or self.leaving))
+    def reservation(self) -> Reservation:
+        return Reservation.of(self.moves, self.leaving, roster=self.roster or bool(self.joining or self.leaving))
 
 
 class RequestPlanner:

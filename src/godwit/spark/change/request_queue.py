@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from godwit.control import planner
-from godwit.control.claims import Claim
 from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import group_count, record
+from godwit.control.reservations import Reservation
 from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, NotDeterministic
 from godwit.model.units import Units
 from godwit.spark.change.migration_handle import Migration, show
@@ -31,17 +31,17 @@ MakePlan = Callable[[], Plan]
 
 @dataclass(slots=True)
 class QueuedRequest:
-    """A request from the call until its end. `claim`: what no other request may change meanwhile."""
+    """A request from the call until its end. `reservation`: what no other request may change meanwhile."""
 
     migration: Migration
     make_plan: MakePlan
-    claim: Claim
+    reservation: Reservation
 
-    def current_claim(self) -> Claim:
-        """What the request claims now: a standby claims only what has not been handed over yet."""
+    def current_reservation(self) -> Reservation:
+        """What the request reserves now: a standby reserves only what has not been handed over yet."""
         if not self.migration.standing:
-            return self.claim
-        return Claim.of([progress.move for progress in self.migration.moves if not progress.over])
+            return self.reservation
+        return Reservation.of([progress.move for progress in self.migration.moves if not progress.over])
 
 
 class RequestQueue:
@@ -143,7 +143,7 @@ class RequestQueue:
         with self._turn:
             self._next = max(self._next + 1, self._history.next_number())
             migration = Migration(f"m{self._next}-{self._incarnation}", kind, options, self._abort)
-            request = QueuedRequest(migration, make_plan, self._claim(plan, options))
+            request = QueuedRequest(migration, make_plan, self._reservation(plan, options))
             conflict = self._conflict(request, plan)
             fields |= {"operators": sorted({move.operator for move in plan.moves})} | options.for_history()
             self._history.add("requested", migration=migration.id, kind=kind, **fields)
@@ -157,13 +157,15 @@ class RequestQueue:
             show(migration, options.progress)
         return migration
 
-    def _claim(self, plan: Plan, options: CheckedOptions) -> Claim:
-        """What the plan changes. A restart stops everything, so it claims everything."""
+    def _reservation(self, plan: Plan, options: CheckedOptions) -> Reservation:
+        """What the plan changes. A restart stops everything, so it reserves everything."""
         if options.protocol != RESTART:
-            return plan.claim()
+            return plan.reservation()
         everything = Units(frozenset(range(self._tables.group_count())))
         targets = frozenset(move.target for move in plan.moves)
-        return Claim(dict.fromkeys(self._tables.names(), everything), targets, frozenset(plan.leaving), roster=True)
+        return Reservation(
+            dict.fromkeys(self._tables.names(), everything), targets, frozenset(plan.leaving), roster=True
+        )
 
     def _refuse(self, migration: Migration, other: Migration, reason: str) -> None:
         self._history.add("refused", migration=migration.id, by=other.id, reason=reason)
@@ -182,7 +184,7 @@ class RequestQueue:
             if other is request:
                 return None
             if id(other.migration) not in own:
-                reason = request.claim.conflict(other.current_claim(), self._tables.group_count())
+                reason = request.reservation.conflict(other.current_reservation(), self._tables.group_count())
                 if reason:
                     return other.migration, reason
         return None
@@ -194,7 +196,7 @@ class RequestQueue:
                 ends = self._ends
             plan = request.make_plan()
             with self._turn:
-                request.claim = self._claim(plan, request.migration.options)
+                request.reservation = self._reservation(plan, request.migration.options)
                 while ends == self._ends and request.migration.aborting is None:
                     if self._conflict(request, plan) is None:
                         return plan

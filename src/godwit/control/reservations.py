@@ -10,8 +10,8 @@ from godwit.model.units import Units
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What a request claims until it has ended. `roster`: hosts join or leave by the request."""
+class Reservation:
+    """What a request reserves until it has ended. `roster`: hosts join or leave by the request."""
 
     units: Mapping[str, Units] = field(default_factory=dict)
     targets: frozenset[str] = frozenset()
@@ -19,13 +19,13 @@ class Claim:
     roster: bool = False
 
     @classmethod
-    def of(cls, moves: Iterable[Move], leaving: Iterable[str] = (), roster: bool = False) -> Claim:
+    def of(cls, moves: Iterable[Move], leaving: Iterable[str] = (), roster: bool = False) -> Reservation:
         all_moves = list(moves)
         return cls(
             units_by_operator(all_moves), frozenset(move.target for move in all_moves), frozenset(leaving), roster
         )
 
-    def conflict(self, other: Claim, group_count: int) -> str:
+    def conflict(self, other: Reservation, group_count: int) -> str:
         """Why both requests cannot run at the same time; empty if they can."""
         if self.roster and other.roster:
             return "hosts join or leave by this request too"
