@@ -172,7 +172,7 @@ def _call(command: list[str], failure: str, todo: str) -> None:
         raise DefinitionError(f"{failure}:\n{(done.stdout + done.stderr)[-FAILURE_TAIL:]}\n", todo=todo)
 
 
-class _Said:
+class _StderrProgress:
     """Progress for a terminal or a file."""
 
     def phase(self, text: str) -> None:
@@ -185,7 +185,7 @@ class _Said:
 
 def main() -> int:
     try:
-        prepare(_Said())
+        prepare(_StderrProgress())
     except DefinitionError as error:
         sys.stderr.write(f"{error}\n")
         return 1

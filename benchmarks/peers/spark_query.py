@@ -176,7 +176,7 @@ class _Query:
         return [(row["key"], (row["count"], row["digest"])) for row in rows]
 
 
-class _Told:
+class _ProgressLines:
     """Progress, a line each, for the process that listens."""
 
     def phase(self, text: str) -> None:
@@ -193,7 +193,7 @@ def tell(message: dict[str, Any]) -> None:
 
 def main(settings: PeerSettings, directory: Path) -> None:
     query = _Query(session(settings, directory), settings, directory)
-    tell({"figures": go_through(query, settings, query.start_file, _Told())})
+    tell({"figures": go_through(query, settings, query.start_file, _ProgressLines())})
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ def _rows(evaluation: Evaluation) -> Iterator[str]:
                 rate = over(panel.of(way, at), "rows_per_s")
                 best[way] = max(best.get(way, 0.0), rate.median if rate else 0.0)
     if any(best.values()):
-        told_of = (f"{way.label} {number(best[way])}" for way in sorted(best, key=lambda way: way.rank) if best[way])
-        yield f"throughput at best: {', '.join(told_of)} rows/s"
+        rates = (f"{way.label} {number(best[way])}" for way in sorted(best, key=lambda way: way.rank) if best[way])
+        yield f"throughput at best: {', '.join(rates)} rows/s"
 
 
 def _panel(evaluation: Evaluation) -> Panel | None:

@@ -177,7 +177,7 @@ def _not_taken_over(group: Group) -> Iterator[Block]:
 
 def _setting(panel: Panel) -> str:
     """What was the same for all: said once."""
-    told_of = (
+    shown_fields = (
         ("keys", "keys", number),
         ("state_bytes", "a key", bytes_),
         ("keys_moved", "keys moved", number),
@@ -185,7 +185,7 @@ def _setting(panel: Panel) -> str:
         ("rate_rows_per_s", "rows/s", number),
     )
     parts = []
-    for name, unit, write in told_of:
+    for name, unit, write in shown_fields:
         values = sorted({value for run in panel.runs if (value := run.number(name)) is not None})
         if values and name.removesuffix("_rows_per_s") != panel.swept:
             shown = write(values[0]) if len(values) == 1 else f"{write(values[0])} to {write(values[-1])}"

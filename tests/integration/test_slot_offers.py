@@ -16,7 +16,7 @@ from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
 from godwit.runtime.liveness.slot_offers import SlotOffers, TaskSlot
 from godwit.runtime.liveness.waits import Waits
-from godwit.runtime.messages import OfferSlot, SlotClaimed
+from godwit.runtime.messages import OfferSlot, SlotTaken
 from godwit.runtime.reading.state_reader import StateReader
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.route import Route, Task
@@ -36,9 +36,9 @@ class Driver:
     leave_at: int = 1
     asked: list[int] = field(default_factory=list)
 
-    def waits(self, request: OfferSlot) -> SlotClaimed:
+    def waits(self, request: OfferSlot) -> SlotTaken:
         self.asked.append(request.attempt)
-        return SlotClaimed(len(self.asked) >= self.leave_at)
+        return SlotTaken(len(self.asked) >= self.leave_at)
 
 
 @pytest.fixture

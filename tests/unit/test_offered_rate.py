@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from godwit.control.offered_rate import BATCHES_KEPT, offered
+from godwit.control.offered_rate import BATCHES_MAX, offered
 from godwit.runtime.load.counters import Counters
 
 Began = list[tuple[int, int]]  # (began at ms, rows of the batches before)
@@ -78,9 +78,9 @@ def test_a_host_that_has_just_joined_hides_nothing() -> None:
 
 
 def test_only_the_last_batches_are_kept() -> None:
-    many = counters([(at * 100, at * 50) for at in range(3 * BATCHES_KEPT)], 3 * BATCHES_KEPT * 50)
+    many = counters([(at * 100, at * 50) for at in range(3 * BATCHES_MAX)], 3 * BATCHES_MAX * 50)
     batches = many.batches()
-    assert len(batches) == BATCHES_KEPT
-    assert [rows for _, _, rows in batches] == [50] * BATCHES_KEPT
+    assert len(batches) == BATCHES_MAX
+    assert [rows for _, _, rows in batches] == [50] * BATCHES_MAX
     assert all(b[0] == a[0] + 1 for a, b in pairwise(batches))
     assert offered([batches]) == pytest.approx(500)

@@ -46,20 +46,20 @@ class _Pulse:
     """One generation of a host."""
 
     generation: int
-    heard_s: float
+    last_beat_s: float
     excused_s: float = 0.0  # the part of the time since in which nobody looked
     over: bool = False  # reported as silent, or forgotten
     gaps: Longest = field(default_factory=Longest)
 
-    def unheard_s(self, now_s: float) -> float:
-        return now_s - self.heard_s - self.excused_s
+    def silence_s(self, now_s: float) -> float:
+        return now_s - self.last_beat_s - self.excused_s
 
 
 class Heartbeats:
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
         self._pulses: dict[str, _Pulse] = {}
-        self._reported: dict[tuple[str, int], float] = {}  # hosts reported as silent: when they were last heard
+        self._reported: dict[tuple[str, int], float] = {}  # hosts reported as silent: the time of the last heartbeat
         self._wrong = Longest()  # reported silences that ended, of all hosts, because all run the same code
         self._looked_s: float | None = None
 
@@ -70,30 +70,30 @@ class Heartbeats:
         if pulse is None or generation > pulse.generation:
             self._pulses[host] = _Pulse(generation, at_s)
         elif generation == pulse.generation and not pulse.over:
-            pulse.gaps.add(at_s, pulse.unheard_s(at_s))
-            pulse.heard_s, pulse.excused_s = at_s, 0.0
+            pulse.gaps.add(at_s, pulse.silence_s(at_s))
+            pulse.last_beat_s, pulse.excused_s = at_s, 0.0
         return back_s
 
     def _back_s(self, host: str, generation: int, at_s: float) -> float | None:
-        heard_s = self._reported.pop((host, generation), None)
-        if heard_s is None:
+        last_beat_s = self._reported.pop((host, generation), None)
+        if last_beat_s is None:
             return None
-        self._wrong.add(at_s, at_s - heard_s)
-        return at_s - heard_s
+        self._wrong.add(at_s, at_s - last_beat_s)
+        return at_s - last_beat_s
 
     def silent(self, now_s: float) -> list[Silent]:
         """Hosts that have been silent for too long, each reported once. To be called every tick."""
         self._excuse(now_s)
         live = {host: pulse for host, pulse in self._pulses.items() if not pulse.over}
         # Hosts rarely fall silent together; a broken network silences all.
-        together = len(live) > 1 and all(pulse.unheard_s(now_s) >= TOGETHER_S for pulse in live.values())
+        together = len(live) > 1 and all(pulse.silence_s(now_s) >= TOGETHER_S for pulse in live.values())
         silent = []
         for host, pulse in live.items():
             patience_s = max(self.patience_s(host, now_s), PATIENCE_S_MAX if together else 0.0)
-            if pulse.unheard_s(now_s) >= patience_s:
+            if pulse.silence_s(now_s) >= patience_s:
                 pulse.over = True
-                self._reported[host, pulse.generation] = pulse.heard_s
-                silent.append(Silent(host, pulse.generation, now_s - pulse.heard_s))
+                self._reported[host, pulse.generation] = pulse.last_beat_s
+                silent.append(Silent(host, pulse.generation, now_s - pulse.last_beat_s))
         return silent
 
     def _excuse(self, now_s: float) -> None:
@@ -102,7 +102,7 @@ class Heartbeats:
         self._looked_s = now_s
         if late_s > TICK_S:
             for pulse in self._pulses.values():
-                pulse.excused_s = min(pulse.excused_s + late_s, now_s - pulse.heard_s)
+                pulse.excused_s = min(pulse.excused_s + late_s, now_s - pulse.last_beat_s)
 
     def patience_s(self, host: str, now_s: float) -> float:
         """How long this host may be silent, given its recent heartbeats."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-BATCHES_KEPT: Final = 20  # the number of batches that an instance reports
+BATCHES_MAX: Final = 20  # the number of batches that an instance reports
 MS_MIN: Final = 1000  # the estimate covers a second at least, because single batches vary
 
 Batch = Sequence[int]  # its number, when it began in ms, and rows applied of it
@@ -23,7 +23,7 @@ def offered(instances: Iterable[Iterable[Batch]]) -> float | None:
     long before it reaches a host, while Python starts.
     """
     began, rows = _added_up(instances)
-    earliest = 1 if len(began) >= BATCHES_KEPT else 2
+    earliest = 1 if len(began) >= BATCHES_MAX else 2
     last = len(began) - 1
     if last < earliest + 1:
         return None

@@ -157,7 +157,7 @@ def _check_pair(grow: Rule, shrink: Rule, minimum: int) -> None:
 
 
 def _check_undone(grow: Rule, shrink: Rule, hosts: int) -> None:
-    """One host more brings a load at the upper threshold down to n / (n + 1) of it: by most where there are fewest."""
+    """A further host brings a load at the upper threshold down to n / (n + 1) of it: furthest with the fewest hosts."""
     if shrink.action == SIZE:
         undone, after = shrink.aim > grow.threshold, shrink.aim
         todo = f"Give {shrink.name!r} an aim below {shown(grow.threshold)}"

@@ -28,9 +28,9 @@ ACTIONS: Final = {
 class Rule:
     """When `metric` has been `above` or `below` a number for `for_s`, do `action`.
 
-    cool_down_s: not before so long after the flock has changed last, whoever changed it.
+    cool_down_s: for so long after the last change of the flock, by whomever, the rule does not act.
     at_least, at_most: hosts that this rule leaves; None is what the flock allows.
-    operator: the one that is looked at; None for all together.
+    operator: whose metric is read; None for all operators together.
     aim: with action "size", the share of their time in which hosts are to work afterwards.
     """
 

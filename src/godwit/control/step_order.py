@@ -1,8 +1,8 @@
 """In which order units go: the steps of one move, and which moves run at the same time.
 
 After Megaphone (VLDB'19): everything at once, unit by unit, or in batches in which no host sends to two others nor receives
-from two. A step is handed over as one. Units that are hot go first where that is asked for; by backlog, the origin itself
-chooses among small steps, because only it sees what waits.
+from two. A step is handed over as one. With the order "hot-first", hot units go first; with "by-backlog", the origin chooses
+among small steps, because only the origin sees how many rows wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ORDERS = {
 }
 DEFAULT_ORDER = "batched"
 STEP_UNITS = 256  # protocols that copy beside the work: fewer steps, fewer durable records
-STEP_UNITS_SMALL = 4  # protocols whose rows wait for the state: little is waited for at a time
+STEP_UNITS_SMALL = 4  # protocols whose rows wait for the state: small steps, so that rows wait for little
 SMALL_STEPS = frozenset(("push", "fetch"))
 
 

@@ -25,7 +25,7 @@ from godwit.runtime.messages import (
     OperatorDefinitions,
     Register,
     ReportFailure,
-    SlotClaimed,
+    SlotTaken,
     TakenOver,
 )
 from godwit.runtime.processor.spec import Operator
@@ -51,7 +51,7 @@ class DriverAnswers:
 
     `admit`: raises if a run may not work. `active_scopes`: evaluations of batch DataFrames that have not ended.
     `taken_over`: whether other hosts have taken over the keys of this host. `backup_peer`: the host that keeps the backup of
-    this host. `restored`: called with a host that came back from its backup. `slot_claimed`: whether the task of this attempt
+    this host. `restored`: called with a host that came back from its backup. `slot_taken`: whether the task of this attempt
     must end, because a host needs its slot.
     """
 
@@ -60,7 +60,7 @@ class DriverAnswers:
     taken_over: Callable[[str], bool] = lambda _: False
     backup_peer: Callable[[str], str | None] = lambda _: None
     restored: Callable[[str], None] = lambda _: None
-    slot_claimed: Callable[[int], bool] = lambda _: False
+    slot_taken: Callable[[int], bool] = lambda _: False
 
 
 class Controller:
@@ -79,7 +79,7 @@ class Controller:
                 Admit: self._admit,
                 CheckTakenOver: lambda request: TakenOver(answers.taken_over(request.host)),
                 GetActiveScopes: lambda _: ActiveScopes(tuple(answers.active_scopes())),
-                OfferSlot: lambda request: SlotClaimed(answers.slot_claimed(request.attempt)),
+                OfferSlot: lambda request: SlotTaken(answers.slot_taken(request.attempt)),
                 GetBackupPeer: lambda request: BackupPeer(answers.backup_peer(request.host)),
             }
         )

@@ -767,14 +767,14 @@ class GetBackupPeer(Request[BackupPeer]):
 
 
 @dataclass(frozen=True, slots=True)
-class SlotClaimed(Message):
+class SlotTaken(Message):
     """`taken`: a host gets the slot, so the task must end."""
 
     taken: bool
 
 
 @dataclass(frozen=True, slots=True)
-class OfferSlot(Request[SlotClaimed]):
+class OfferSlot(Request[SlotTaken]):
     """A Spark task waits for a host, and a host may have its slot. `attempt`: Spark's id of the task attempt."""
 
     attempt: int

@@ -103,7 +103,7 @@ class RunningFlock:
                 taken_over=self._lost,
                 backup_peer=self._backup_peer,
                 restored=self._restored,
-                slot_claimed=self._slots.waits,
+                slot_taken=self._slots.waits,
             ),
             driver,
         )

@@ -199,9 +199,9 @@ class OriginEffects:
         if copied is None:
             from_backup = handover.request.source == "backup"
             items += [self._backup(step)] if from_backup else shipment.all_state(step, keys)
-        # The origin may leave when it has given away its last units, so outputs of its timers go with them. Until it leaves it
-        # answers for them, too: a task that opened the target before they came gets them here. Firings have names, so a router
-        # that gets one twice takes it once.
+        # The origin may leave when it has given away its last units, so the target gets the outputs of its timers, too. Until
+        # the origin leaves, it answers for these outputs as well: a task that opened the target before the outputs came gets
+        # them from the origin. Firings have names, so a router that gets a firing twice uses it once.
         timers = [] if ownership.mine() - units else list(ledger.timers())
         sent = copied is not None and outgoing.batch_sent
         entries = timers if sent else [*ledger.of(select), *timers]

@@ -143,7 +143,7 @@ class Receiver:
                 self._no_connection.set()
 
     def _try_end(self, connection: ExitStack) -> None:
-        """For the thread that ends waits. It does not wait for `_acting`, whose holder may wait for it; it calls again."""
+        """Called repeatedly by the thread that ends waits, which must not wait: the holder of `_acting` may wait for it."""
         if self._acting.acquire(blocking=False):
             try:
                 self._end(connection)

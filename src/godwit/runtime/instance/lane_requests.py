@@ -89,7 +89,7 @@ class LaneRequests:
         return install
 
     def _check_run(self, request: BatchRef, admit: AdmitRun) -> None:
-        """AdmitRun a run that is new here. If it replays the batch in progress, rows of that batch are reverted, as in Spark.
+        """Admit a run that is new here. If it replays the batch in progress, rows of that batch are reverted, as in Spark.
 
         So the replayed batch may have other rows, or the same rows in other partitions.
         """

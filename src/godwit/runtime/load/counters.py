@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from godwit.control.offered_rate import BATCHES_KEPT
+from godwit.control.offered_rate import BATCHES_MAX
 from godwit.runtime.processor.rows import Index
 
 SAMPLE_MAX = 2048
@@ -24,7 +24,7 @@ class Counters:
     # A sample of routing hashes: (rows that each hash stands for, hashes).
     hashes: deque[tuple[int, Index]] = field(default_factory=lambda: deque(maxlen=64))
     # The last batches: (batch, began at ms, rows before it).
-    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
+    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=BATCHES_MAX))
 
     def sample(self, hashes: Index) -> None:
         """Remember some routing hashes, to find hot keys: copies, because a view would keep its chunk alive."""

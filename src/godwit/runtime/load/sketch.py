@@ -100,7 +100,7 @@ class HotKeys:
         self._names: dict[int, Key] = {}
 
     def add(self, rows: Rows, hashes: Index) -> None:
-        """Rows of a chunk with their routing hashes. A small chunk is kept for a while: copies, so that it can go itself."""
+        """Rows of a chunk with their routing hashes. Copies of small chunks wait until they are enough."""
         if len(rows) >= FOLD_ROWS:
             self._fold_grouped(rows, hashes)
             return

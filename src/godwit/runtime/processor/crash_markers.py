@@ -35,7 +35,7 @@ _KINDS: Final[tuple[WorkKind, ...]] = ("rows", "timers")
 class Suspect:
     """Rows `first` to `last` of a lane, or timers, that user code was given when the process ended.
 
-    `sure`: it was this one row or timer.
+    `sure`: user code had only this row or timer.
 
     `lane`: of one run of the query, because rows may have other numbers in the next.
     Of a timer, `first` is its time and `last` the hash of its key. Its lane has no meaning: timers leave through any lane.

@@ -1,7 +1,7 @@
 """Committed state, read from the hosts' logs, by a process that does not own the checkpoint; a flock may be open on it.
 
-No host is asked, fenced or delayed, and nothing is written. The owner of the checkpoint goes on meanwhile: if files were merged
-in between, the log is read again, and groups that have moved are read from the log of their new owner.
+No host is asked, fenced or delayed, and nothing is written. The owner of the checkpoint goes on meanwhile: if files were
+compacted in between, the log is read again, and groups that have moved are read from the log of their new owner.
 """
 
 from __future__ import annotations
