@@ -89,12 +89,17 @@ class Query:
         self.began: Callable[[], None] = lambda: None  # is told when a batch begins
         self.initial: Lanes = []  # rows that a job of their own brings before the first batch
         self.recut = False  # a run that is started again cuts the batch in progress otherwise
-        flock.runs.add(self.run_name)
+        flock.runs |= {self.run_name, self.initial_run}
         kernel.after(0.2, lambda: self._begin(1))
 
     @property
     def run_name(self) -> str:
         return f"{self.name}-run-{self.run}"
+
+    @property
+    def initial_run(self) -> str:
+        """The job that loads initial state has runs of its own."""
+        return f"{self.name}-initial-{self.run}"
 
     def _begin(self, run: int) -> None:
         if run != self.run or self.over:
@@ -241,9 +246,9 @@ class Query:
 
     def crash(self) -> None:
         """The application dies, and is started again: the batch in progress comes again, in another run."""
-        self.flock.runs.discard(self.run_name)
+        self.flock.runs -= {self.run_name, self.initial_run}
         self.run += 1
-        self.flock.runs.add(self.run_name)
+        self.flock.runs |= {self.run_name, self.initial_run}
         if self.recut and self.batch == INITIAL:
             self.initial = self._cut_anew()
         elif self.recut:

@@ -203,7 +203,14 @@ class Side:
         for shared in self.instances:
             self.instances.own(shared)
         self.port = HostServices(
-            self.name, str(self._pair.checkpoint), "token", "", self.log, lambda: 0, self.stopping.is_set
+            self.name,
+            str(self._pair.checkpoint),
+            "token",
+            "",
+            self.log,
+            lambda: 0,
+            self.stopping.is_set,
+            admit=self._pair.ask_driver,
         )
         self.moves = MigrationService(self.port, self.instances.named)
         self.instances.define(OperatorDefinition.of(self._operator))
@@ -239,15 +246,15 @@ class Side:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def put(self, batch: int, *values: tuple[int, int], lane: str = "0") -> list[tuple[int, int]]:
+    def put(self, batch: int, *values: tuple[int, int], lane: str = "0", run: str = "r") -> list[tuple[int, int]]:
         """Rows (key, value) as a router sends them; gives (key, total) of those applied here, and none for refused ones."""
         numbers = self._pair.rows.setdefault((batch, lane), itertools.count())
-        return self.put_rows(batch, [next(numbers) for _ in values], *values, lane=lane)
+        return self.put_rows(batch, [next(numbers) for _ in values], *values, lane=lane, run=run)
 
     def put_rows(
-        self, batch: int, numbers: list[int], *values: tuple[int, int], lane: str = "0"
+        self, batch: int, numbers: list[int], *values: tuple[int, int], lane: str = "0", run: str = "r"
     ) -> list[tuple[int, int]]:
-        request = BatchRef("q", "r", batch)
+        request = BatchRef("q", run, batch)
         chunk = self._pair.chunk(numbers, values)
         shared = self.shared
         with shared.lock:
@@ -315,6 +322,7 @@ class Pair:
         self.rows: dict[tuple[int, str], Iterator[int]] = {}
         self.there: Callable[[Note], bool] = lambda _: False
         self.back: Callable[[Note], bool] = lambda _: False
+        self.admit: Callable[[messages.Admit], None] = welcome  # the driver's word on a run
         self._connected = threading.Condition()
         self._names = itertools.count()
         self._pause = threading.Event()
@@ -324,6 +332,9 @@ class Pair:
         operator = Operator(made, cloudpickle.dumps(adapter))
         self.a, self.b = Side(self, "host-0", operator), Side(self, "host-1", operator)
         self._codec = self.a.shared.instance.key_codec
+
+    def ask_driver(self, request: messages.Admit) -> None:
+        self.admit(request)
 
     def chunk(self, numbers: list[int], values: tuple[tuple[int, int], ...]) -> Chunk:
         columns = [[key for key, _ in values], [0] * len(values), [value for _, value in values]]

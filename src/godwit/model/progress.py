@@ -72,18 +72,32 @@ class Progress:
         """Begin the batch in progress again: the rows that were applied of it are reverted."""
         return replace(self, attempt=self.attempt + 1)
 
-    def initialised_by(self, run: str) -> Progress:
-        """A job loads initial state before the first batch: initial state that an earlier job has loaded is reverted."""
-        fenced = self.fenced if self.run is None else (*self.fenced, self.run)
-        return replace(self.again(), run=run, fenced=fenced[-FENCED_RUNS_MAX:])
+    def initialised_by(self, run: str, fenced: tuple[str, ...] = ()) -> Progress:
+        """A job loads initial state before the first batch: initial state that an earlier job has loaded is reverted.
+
+        `fenced`: earlier jobs that another instance knows.
+        """
+        earlier = self.fenced if self.run is None else (*self.fenced, self.run)
+        return replace(self.again(), run=run).fence(*earlier, *fenced)
+
+    def fence(self, *runs: str) -> Progress:
+        """Refuse these runs from now on: a later run has replaced them."""
+        fenced = dict.fromkeys((*self.fenced, *runs))
+        return replace(self, fenced=tuple(fenced)[-FENCED_RUNS_MAX:])
 
     def same_attempt(self, other: Progress) -> bool:
         """Whether another instance is in the same batch of the same run, so that rows it has applied count here too."""
         return self.batch == other.batch and self.run == other.run
 
     def behind(self, other: Progress) -> bool:
-        """Whether another instance has begun this batch again, in a later run, and this instance has not."""
-        return self.batch == other.batch and self.run in other.fenced
+        """Whether another instance has begun this batch in a later run, and this instance has not."""
+        later = self.run in other.fenced or (self.run is None and other.run is not None)
+        return self.batch == other.batch and later
+
+    def unrelated(self, other: Progress) -> bool:
+        """Whether another instance is in the same batch of another run, and neither instance knows which run is later."""
+        known = self.same_attempt(other) or self.behind(other) or other.behind(self)
+        return self.batch == other.batch and not known
 
     def to_dict(self) -> dict[str, Any]:
         fenced = list(self.fenced)

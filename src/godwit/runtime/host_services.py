@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from godwit.errors import HostUnavailable
+from godwit.runtime.messages import Admit
 from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.state.changelog import Changelog
 
 
+def _no_driver(_: Admit) -> None:
+    raise HostUnavailable("this host has no driver that it could ask about runs")
+
+
 @dataclass(frozen=True, slots=True)
 class HostServices:
-    """Of one host process. Made by the host when its changelog is open."""
+    """Of one host process. Made by the host when its changelog is open.
+
+    `admit`: asks the driver whether a run may work, and raises if not.
+    """
 
     host: str
     checkpoint: str
@@ -21,3 +30,4 @@ class HostServices:
     clock_ms: Callable[[], int]
     stopping: Callable[[], bool]
     crash_markers: CrashMarkers | None = None
+    admit: Callable[[Admit], object] = _no_driver

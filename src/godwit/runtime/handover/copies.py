@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from godwit.errors import NotDeterministic
+from godwit import ports
+from godwit.errors import NotDeterministic, Retryable, StaleRun
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
@@ -22,12 +23,13 @@ from godwit.runtime.chunk.ownership_columns import selects
 from godwit.runtime.durable.changelog_parts import PENDING_STEP
 from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.durable.work import Work
-from godwit.runtime.handover.incoming import IncomingHandover
+from godwit.runtime.handover.incoming import IncomingHandover, SendAgain
 from godwit.runtime.processor.rows import Times
 from godwit.state.changes import COLUMN_VAR, changes_schema
 from godwit.state.ledger import Entry
 from godwit.state.state_at_lsn import state_at
 
+DRIVER_AWAY_S = 0.2
 BACKUP_KEYS, BACKUP_ROWS, BACKUP_BYTES = 1_000, 10_000, 1 << 20  # of a step, read at a time from the origin's changelog
 
 
@@ -66,6 +68,7 @@ class Copies:
         instance, lane, progress = self._shared.instance, message.entry["lane"], message.progress
         entry = Entry.from_part(message.entry, memoryview(body), instance.spec.output_schema)
         with self._shared.changed:
+            self._note_unrelated(message.step, progress)
             if not self._in_its_batch(progress) or not instance.progress.same_attempt(progress):
                 return
             if not len(entry.rows):
@@ -130,7 +133,7 @@ class Copies:
         keys = codec.from_arrow([chunk.batch.column(name) for name in codec.schema.names])
         self._handover.step(message.step).add_keys(keys)
         with self._shared.changed:
-            self._keep_up(progress)
+            self._note_unrelated(message.step, progress)
             request = BatchRef(progress.query or "", progress.run or "", progress.batch)
             work = instance.follow(request, message.lane, chunk, Times(*message.times))
             if message.fingerprint is not None:
@@ -148,6 +151,12 @@ class Copies:
                 batch=message.progress.batch,
             )
 
+    def _note_unrelated(self, step: int, progress: Progress) -> None:
+        """Rows of a run that may be earlier or later than this instance's own are not put into the ledger."""
+        self._keep_up(progress)
+        if self._shared.instance.progress.unrelated(progress):
+            self._handover.step(step).lacks_rows_of = progress
+
     def _keep_up(self, progress: Progress) -> None:
         """Begin the origin's batch if this instance is behind it; called with the instance's lock.
 
@@ -163,21 +172,63 @@ class Copies:
         not, because the origin has not begun the batch, has not fired its timers yet, or has begun the batch anew in a later
         run of the query. A step of a lost origin can be taken over all the same: every router opens its lane again before it
         sends rows, and the timers fire then. A step cannot be taken over if both hosts are in runs that the other host does
-        not know: it is not known which of the two has to revert its batch.
+        not know: it is not known which of the two has to revert its batch. A step that is released must be taken over all the
+        same, because nobody else owns it: the hosts agree on the later run, and the origin sends the step again.
         """
         instance, mark = self._shared.instance, message.mark
         progress = Progress.from_dict(mark["progress"])
         self._handover.step(message.step).end = message
         with self._shared.changed:
-            self._keep_up(progress)
-            same = instance.progress.same_attempt(progress)
-            if progress.batch == instance.progress.batch and not same and not progress.behind(instance.progress):
+            unrelated = self._unrelated(message.step, progress)
+        if unrelated and message.released:
+            self._agree_on_run(progress)
+            raise SendAgain
+        with self._shared.changed:
+            if self._unrelated(message.step, progress):
                 return False
+            same = instance.progress.same_attempt(progress)
             if instance.spec.time_mode == "none" or message.released or message.lost:
                 return True
             if same and "unfired" in mark and Units.from_dict(mark["unfired"]):
                 return False  # timers of a lost host, which the origin fires when the next lane opens
             return not instance.batch.fired or (mark["fired"] and same)
+
+    def _unrelated(self, step: int, progress: Progress) -> bool:
+        """Whether runs of which neither host knew the other have met in this step. Called with the lock."""
+        self._note_unrelated(step, progress)
+        lacking = self._handover.step(step).lacks_rows_of
+        return lacking is not None and lacking.same_attempt(progress)
+
+    def _agree_on_run(self, progress: Progress) -> None:
+        """Follow the origin's run if it is the later one, and fence it if not; after a pause if the driver is away.
+
+        A host knows the runs that came before its own. If a query starts again twice in a short time, its runs may reach
+        different hosts, and then no host can say which run has replaced the other. Spark can, so the driver is asked.
+        """
+        instance = self._shared.instance
+        with self._shared.lock:
+            own = instance.progress
+        try:
+            later = self._is_active(progress)
+        except Retryable:
+            ports.sleep(DRIVER_AWAY_S)
+            return
+        with self._shared.lock:
+            if instance.progress != own or not own.unrelated(progress):
+                return  # a lane has opened meanwhile
+            if later:
+                instance.batches.follow_run(progress)
+            else:
+                instance.batches.fence_run(progress.run or "")
+
+    def _is_active(self, progress: Progress) -> bool:
+        """Whether this is the run that works now."""
+        query, run, batch = progress.query or "", progress.run or "", progress.batch
+        try:
+            self._handover.services.admit(messages.Admit(self._shared.instance.name, query, run, batch, batch, False))
+        except StaleRun:
+            return False
+        return True
 
     # -- changelog ---------------------------------------------------------------------------------------------------
 

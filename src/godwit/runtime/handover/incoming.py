@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from godwit.model.ownership import step_name
+from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.durable.journal import NewPart
@@ -30,10 +31,17 @@ class IncomingStep:
     keys: dict[Key, None] | None = None  # keys whose copies are here; None if they are not known
     end: messages.StepEnd | None = None  # the last message of a step
     copied_up_to: int | None = None  # the origin's batch at the last message; None until the copy is complete
+    lacks_rows_of: Progress | None = (
+        None  # the ledger has no rows of this run, which was unrelated to the target's own run
+    )
 
     def add_keys(self, keys: list[Key]) -> None:
         self.keys = self.keys or {}
         self.keys.update(dict.fromkeys(keys))
+
+
+class SendAgain(Exception):
+    """The origin must send the step again from its beginning, on another connection. No error: the origin has released it."""
 
 
 class IncomingHandover:

@@ -35,7 +35,7 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.handover.answers import Answers, outcome_of
 from godwit.runtime.handover.copies import Copies
-from godwit.runtime.handover.incoming import IncomingHandover
+from godwit.runtime.handover.incoming import IncomingHandover, SendAgain
 from godwit.runtime.handover.switch_interval import prompt
 from godwit.runtime.handover.target_effects import TAKEN_OVER, TargetEffects
 from godwit.runtime.host_services import HostServices
@@ -129,6 +129,8 @@ class Receiver:
                 return True
             try:
                 self.take(received, bodies.body_of(message) if message.data is not None else None)
+            except SendAgain:
+                return False  # the origin connects again, and sends again what it has released
             except GodwitError as error:
                 self.answers.send(messages.TargetFailed(error.at(host=self._services.host)))
             return True

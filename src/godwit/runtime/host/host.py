@@ -44,6 +44,7 @@ from godwit.runtime.liveness.leases import (
 )
 from godwit.runtime.liveness.wills import check_alive
 from godwit.runtime.messages import (
+    Admit,
     FetchState,
     GetActiveScopes,
     GetBackupPeer,
@@ -197,7 +198,7 @@ class Host:
         return Instances(config.host, resources, config.routing)
 
     def _new_parts(self) -> HostParts:
-        lanes = LaneExchange(self._host_services(), lambda request: typed.ask(self._controller, request))
+        lanes = LaneExchange(self._host_services(), self._admit)
         compaction = CompactionLoop(self.log, self._instances.settled)
         return HostParts(self.log, self._instances, lanes, compaction, self._backup_keeper)
 
@@ -212,7 +213,11 @@ class Host:
             self._clock_ms,
             self._stop.is_set,
             self._crash_markers,
+            self._admit,
         )
+
+    def _admit(self, request: Admit) -> Done:
+        return typed.ask(self._controller, request)
 
     def _backup_peer(self) -> str | None:
         return typed.ask(self._controller, GetBackupPeer(self.config.host), BACKUP_PEER_S).peer

@@ -78,8 +78,8 @@ class Batches:
         If the other instance has begun the batch anew, in a later run of the query, so does this one.
         """
         request, own = BatchRef(progress.query or "", progress.run or "", progress.batch), self._memory.progress
-        if progress.query is not None and own.behind(progress):
-            self.revert(request)
+        if own.behind(progress):
+            self.follow_run(progress)
             return
         if progress.query is None or progress.batch <= own.batch:
             return
@@ -110,6 +110,23 @@ class Batches:
         Its timers fire again with the times they had, as a batch of Spark keeps its timestamp.
         """
         self._begin_anew(self._memory.progress.admit(request).again())
+
+    def follow_run(self, progress: Progress) -> None:
+        """Another instance has begun the batch in a later run of the query, or of the job that loads initial state."""
+        if progress.query is not None:
+            self.revert(BatchRef(progress.query, progress.run or "", progress.batch))
+        else:
+            self._begin_anew(self._memory.progress.initialised_by(progress.run or "", progress.fenced))
+
+    def fence_run(self, run: str) -> None:
+        """Another instance is in a run that the run of this instance has replaced."""
+
+        def prepare(work: Work) -> InstallInMemory:
+            self._memory.batch.progress = self._memory.progress.fence(run)
+            work.parts.append(mark_part(self._memory))
+            return lambda: None
+
+        self._durable.change(prepare, self.undo())
 
     def begin_initial(self, run: str) -> None:
         """A job loads initial state. Initial state of an earlier job that did not finish is dropped.

@@ -42,10 +42,14 @@ class RunAdmission:
         self._accept_gaps = accept_gaps
         self.bindings: dict[str, Binding] = {}
         self.sources: dict[str, frozenset[int]] = {}  # by operator: the columns of its sources
+        self.initial_runs: dict[str, str] = {}  # by operator: the job that loads its initial state
         self.merges: dict[str, bool] = {}  # by operator: whether its processor declares a merge
 
     def admit(self, request: Admit) -> None:
         operator, query, run, batch = request.operator, request.query, request.run, request.batch
+        if batch < 0:
+            self._check_initial(operator, run)
+            return
         execution = self._active(query)
         if execution is None or execution.runId().toString() != run:
             raise StaleRun(f"run {run} of query {query} is no longer active", operator=operator, batch=batch)
@@ -53,6 +57,10 @@ class RunAdmission:
         self.bindings[operator] = Binding(query, execution.resolvedCheckpointRoot())
         if batch > request.last_batch + 1 and not self._accept_gaps:
             self._check_gap(execution, request)
+
+    def _check_initial(self, operator: str, run: str) -> None:
+        if run != self.initial_runs.get(operator):
+            raise StaleRun("another job loads the initial state now", operator=operator)
 
     def _active(self, query: str) -> Any:
         jvm: Any = self._spark._jvm

@@ -158,6 +158,7 @@ class OperatorRegistry:
         batch = BatchRef(
             "initial", f"initial-{uuid4().hex}", INITIAL_BATCH
         )  # unique, because another job may divide the rows otherwise
+        self._admission.initial_runs[operator.spec.name] = batch.run
 
         def body(batches: Iterator[Any]) -> Iterator[Any]:
             now = current_task(incarnation)
@@ -171,9 +172,9 @@ class OperatorRegistry:
 
     def admitted(self, name: str) -> None:
         """A run of the operator's query was admitted: the checkpoint records which query that is."""
-        operator = self._operators.get(name)
-        if operator is not None:
-            self._directory.write_operator(operator.spec, self._admission.bindings[name])
+        operator, binding = self._operators.get(name), self._admission.bindings.get(name)
+        if operator is not None and binding is not None:
+            self._directory.write_operator(operator.spec, binding)
 
     def known(self, name: str) -> tuple[OperatorSpec, Binding | None]:
         """An operator of this checkpoint, also if it was defined before the flock was opened."""
