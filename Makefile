@@ -3,8 +3,11 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-BIN := .venv/bin
-INSTALLED := .venv/.installed
+# Another version of PySpark than the pinned one, in an environment of its own: make test-long PYSPARK=4.2.1
+PYSPARK ?=
+VENV := .venv$(addprefix -pyspark-,$(PYSPARK))
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 
 .PHONY: help venv lint test test-unit test-long sim faults bench bench-throughput bench-compare bench-recovery bench-migration bench-evaluation bench-quick bench-report peers demo clean
@@ -12,12 +15,13 @@ WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(INSTALLED) ## make .venv and install the pinned versions
+venv: $(INSTALLED) ## make .venv (or, with PYSPARK=4.2.1, .venv-pyspark-4.2.1) and install the pinned versions
 
 $(INSTALLED): pyproject.toml constraints.txt
-	tools/venv.sh .venv
+	tools/venv.sh $(VENV)
 	@echo "installing what constraints.txt pins; the first time this takes a few minutes"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	sed -e '' $(if $(PYSPARK),-e 's/^pyspark==.*/pyspark==$(PYSPARK)/' -e '/^py4j==/d') constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev]'
 	touch $@
 
 lint: venv ## ruff, its formatting, and mypy --strict

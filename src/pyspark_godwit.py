@@ -1,5 +1,10 @@
 """Makes `spark.read.format("godwit")` known to Spark, which imports all installed modules whose names begin with `pyspark_`."""
 
-from godwit.spark.checkpoint.data_source import StateSource as DefaultSource
+from contextlib import suppress
+
+from godwit.errors import DefinitionError
+
+with suppress(DefinitionError):  # of another version of PySpark, whose users must be able to read other formats
+    from godwit.spark.checkpoint.data_source import StateSource as DefaultSource
 
 __all__ = ["DefaultSource"]

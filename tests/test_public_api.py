@@ -5,16 +5,22 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from pyspark.sql import GroupedData
 
 import godwit
-from godwit.spark.change.move_options import MoveOptions
+from godwit.control import step_order
+from godwit.migration import BUILT_IN
+from godwit.spark.change.move_options import RESTART, MoveOptions
 from godwit.spark.define.operator_definition import OperatorOptions
+from godwit.spark.grouped_frame import GroupedFrame
 
-PUBLIC = {"Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "read_state", "rules", "windows"}
+PUBLIC = set(
+    "Flock GodwitError Measures Migration MigrationProgress MigrationSummary Outputs Processor Rows Status Times errors "
+    "read_state rules windows".split()
+)
 REQUIRED = inspect.Parameter.empty
 
 # (name, kind, default) of what users pass: a change here is a change of the API.
@@ -28,7 +34,7 @@ FLOCK = [
     ("token", KEYWORD, None),
     ("bind", KEYWORD, "127.0.0.1"),
     ("groups", KEYWORD, 1024),
-    ("onGap", KEYWORD, "error"),
+    ("on_gap", KEYWORD, "error"),
     ("segment_bytes_max", KEYWORD, 64 << 20),
     ("wait_s", KEYWORD, 60.0),
     ("recovery", KEYWORD, "storage"),
@@ -65,7 +71,7 @@ AUTOSCALE = [
 MOVE_OPTIONS = set(
     "check gap_ms on_conflict order progress protocol rate_bytes_per_s restart side_by_side source step_units wait".split()
 )
-OPTIONS = {"dead_letters", "nullKeys", "watermarkPolicy", "timeout_s", "value_bytes_max", "lane", "sequence"}
+OPTIONS = {"dead_letters", "null_keys", "watermark_policy", "timeout_s", "value_bytes_max", "lane", "sequence"}
 
 
 def parameters(function: Any) -> list[tuple[Any, ...]]:
@@ -104,7 +110,9 @@ def test_flock_has_exactly_these_members() -> None:
         "close",
         "dead_letters",
         "drain",
+        "groupBy",
         "history",
+        "last_error",
         "measures",
         "move",
         "process",
@@ -126,6 +134,10 @@ def test_flock_has_exactly_these_members() -> None:
         (godwit.Flock.transformWithState, STATEFUL),
         (godwit.Flock.transformWithStateInPandas, STATEFUL),
         (godwit.Flock.process, NATIVE),
+        (GroupedFrame.transformWithState, STATEFUL[2:]),
+        (GroupedFrame.transformWithStateInPandas, STATEFUL[2:]),
+        (GroupedFrame.process, NATIVE[2:]),
+        (godwit.Flock.last_error, []),
         (godwit.Flock.state, [("name", POSITIONAL, REQUIRED)]),
         (godwit.Flock.dead_letters, [("name", POSITIONAL, REQUIRED)]),
         (godwit.Flock.clear_dead_letters, [("name", POSITIONAL, REQUIRED)]),
@@ -206,3 +218,28 @@ def test_import_starts_nothing_and_warns_of_nothing() -> None:
         [sys.executable, "-W", "error", "-c", code], check=False, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("flavour", ["transformWithState", "transformWithStateInPandas"])
+def test_a_grouped_frame_takes_pysparks_arguments_in_pysparks_order(flavour: str) -> None:
+    ours = [name for name, kind, _ in parameters(getattr(GroupedFrame, flavour)) if kind is POSITIONAL]
+    theirs = [name for name, *_ in parameters(getattr(GroupedData, flavour))]
+    assert ours == theirs[: len(ours)]
+    assert set(theirs[len(ours) :]) <= {"eventTimeColumnName"}
+
+
+def test_camel_case_is_pysparks_alone() -> None:
+    """Every other argument and option is in small letters."""
+    theirs = set(inspect.signature(GroupedData.transformWithState).parameters)
+    functions = [godwit.Flock, *public_members(godwit.Flock).values()]
+    named = {name for function in functions if callable(function) for name, *_ in parameters(function)}
+    named |= set(OperatorOptions.__annotations__) | set(MoveOptions.__annotations__)
+    assert {name for name in named if name != name.lower()} <= theirs
+
+
+def test_choices_are_literal_types() -> None:
+    hints = get_type_hints(OperatorOptions) | get_type_hints(MoveOptions)
+    assert get_args(hints["null_keys"]) == ("error", "bucket")
+    assert get_args(hints["watermark_policy"]) == ("max", "min")
+    assert set(get_args(hints["order"])) == set(step_order.ORDERS)
+    assert set(get_args(get_args(hints["protocol"])[0])) == {*BUILT_IN, RESTART}

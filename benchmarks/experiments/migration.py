@@ -153,7 +153,7 @@ class _Run:
         self._watch.phase("after")
         running.wait_rows(self._outputs, self._show)
         running.finish()
-        return requested_s, ended_s, migration.report()
+        return requested_s, ended_s, migration.report().to_dict()
 
     def _request(self) -> Migration:
         settings = self._settings

@@ -4,6 +4,7 @@ The public names are loaded when they are first used: a host that has just been 
 its first half second on modules that only the driver needs.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +14,46 @@ if TYPE_CHECKING:
     from godwit.errors import GodwitError
     from godwit.runtime.processor.native import Processor
     from godwit.runtime.processor.rows import Outputs, Rows, Times
+    from godwit.spark.change.migration_handle import Migration
     from godwit.spark.checkpoint.state_view import read_state
     from godwit.spark.flock import Flock
+    from godwit.spark.results.measures import Measures
+    from godwit.spark.results.migration_summary import MigrationProgress, MigrationSummary
+    from godwit.spark.results.status import Status
 
 __version__ = "0.1.0"
-__all__ = ["Flock", "GodwitError", "Outputs", "Processor", "Rows", "Times", "errors", "read_state", "rules", "windows"]
+__all__ = [
+    "Flock",
+    "GodwitError",
+    "Measures",
+    "Migration",
+    "MigrationProgress",
+    "MigrationSummary",
+    "Outputs",
+    "Processor",
+    "Rows",
+    "Status",
+    "Times",
+    "errors",
+    "read_state",
+    "rules",
+    "windows",
+]
+
+# The application decides where messages go; without this, Python would write warnings to stderr.
+logging.getLogger("godwit").addHandler(logging.NullHandler())
 
 _HOMES = {
     "Flock": "godwit.spark.flock",
     "GodwitError": "godwit.errors",
+    "Measures": "godwit.spark.results.measures",
+    "Migration": "godwit.spark.change.migration_handle",
+    "MigrationProgress": "godwit.spark.results.migration_summary",
+    "MigrationSummary": "godwit.spark.results.migration_summary",
     "Outputs": "godwit.runtime.processor.rows",
     "Processor": "godwit.runtime.processor.native",
     "Rows": "godwit.runtime.processor.rows",
+    "Status": "godwit.spark.results.status",
     "Times": "godwit.runtime.processor.rows",
     "errors": "godwit.errors",
     "read_state": "godwit.spark.checkpoint.state_view",

@@ -27,6 +27,7 @@ __all__ = [
     "HostUnavailable",
     "InvariantBroken",
     "MalformedRequest",
+    "MoveConflict",
     "NotDeterministic",
     "NotEnoughSlots",
     "NotReplayable",
@@ -42,10 +43,15 @@ __all__ = [
     "StateTooLarge",
     "StateTypeError",
     "StateUncertain",
+    "UnknownKey",
     "UnsupportedQuery",
     "WorkLost",
     "WrongToken",
 ]
+
+
+TRACE = "trace"  # the field with the traceback of user code
+_FIRST = ("operator", "key", "batch", "lane", "host")  # fields that come before others, in this order
 
 
 class GodwitError(Exception):
@@ -60,13 +66,16 @@ class GodwitError(Exception):
         self.fields = {name: value for name, value in fields.items() if value is not None}
 
     def __str__(self) -> str:
-        where = ", ".join(f"{name}={value}" for name, value in self.fields.items())
+        """One line with all that a user needs first; then the frames of user code, if the error came from there."""
+        known = [name for name in _FIRST if name in self.fields]
+        names = [*known, *(name for name in self.fields if name not in known and name != TRACE)]
+        where = ", ".join(f"{name}={self.fields[name]}" for name in names)
         text = f"[{self.code}] {self.message}"
         if where:
             text += f" ({where})"
         if self.todo:
             text += f". {self.todo}"
-        return text
+        return f"{text}\nRaised in the processor:\n{self.fields[TRACE]}" if TRACE in self.fields else text
 
     def at(self, **fields: Any) -> Self:
         """Add fields that an outer layer knows (operator, key, lane, batch). A field that is set already stays."""
@@ -199,6 +208,14 @@ class FileSystemUnsafe(BadInput):
 
 class NotEnoughSlots(BadInput):
     code = "GODWIT-NOT-ENOUGH-SLOTS"
+
+
+class MoveConflict(BadInput):
+    code = "GODWIT-MOVE-CONFLICT"
+
+
+class UnknownKey(BadInput):
+    code = "GODWIT-UNKNOWN-KEY"
 
 
 class WrongToken(BadInput):

@@ -280,7 +280,7 @@ def main(app: App) -> None:
         app.say("state", sorted(state_of(flock).items()))
         app.say("history", flock.history())
         app.say("owners", [[row["host"], row["group_count"]] for row in flock.routing(OPERATOR)])
-        app.say("status", flock.status())
+        app.say("status", flock.status().to_dict())
         if app.stay:
             signal.pause()
     except BaseException as error:

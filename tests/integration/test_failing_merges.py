@@ -10,7 +10,7 @@ import pytest
 
 from godwit.runtime.host.host import HostConfig
 from godwit.runtime.liveness.leases import host_directory
-from godwit.runtime.messages import GetStatus, HostStatus
+from godwit.runtime.messages import GetStatus, HostReport
 from godwit.transport import typed
 from tests.integration.nest import Nest, rows
 from tests.spark.flocks import wait_until
@@ -30,7 +30,7 @@ def nest(tmp_path: Path) -> Iterator[Nest]:
     nest.close()
 
 
-def status(nest: Nest) -> HostStatus:
+def status(nest: Nest) -> HostReport:
     client = nest.client("host-0")
     try:
         return typed.ask(client, GetStatus())

@@ -157,16 +157,16 @@ def test_null_keys_are_an_error_that_tells_the_row_and_go_on_in_a_bucket(life: L
     where = ("operator=count", "batch=1", "lane=0", "row=2")
     with life.open():
         text = life.case.define().run()
-        assert_said(text, "GODWIT-NULL-KEY", "key column 'key' is null", 'nullKeys="bucket"', *where)
+        assert_said(text, "GODWIT-NULL-KEY", "key column 'key' is null", 'null_keys="bucket"', *where)
         assert life.case.state() == {"a": 1}
     with life.open():
-        assert life.case.define(nullKeys="bucket").run() == ""
+        assert life.case.define(null_keys="bucket").run() == ""
         assert life.case.state() == {"a": 2, "b": 1, None: 1}
     assert life.counts() == [("a", 1), ("a", 2), ("b", 1), (None, 1)]
 
 
 def test_null_keys_have_a_bucket_if_told_so(case: Case) -> None:
-    case.define(nullKeys="bucket")
+    case.define(null_keys="bucket")
     case.add("a", None, "a", None)
     case.add(None)
     assert case.run() == ""
@@ -252,9 +252,9 @@ DEFINITIONS: dict[str, tuple[Changed, tuple[str, ...]]] = {
         {"timeMode": "eventTime"},
         ("needs a column with a watermark", "withWatermark("),
     ),
-    "an unknown option": ({"nulKeys": "bucket"}, ("unknown argument 'nulKeys'", "The options are: nullKeys")),
-    "an unknown policy for nulls": ({"nullKeys": "skip"}, ("nullKeys='skip' is not supported", "error, bucket")),
-    "an unknown policy for watermarks": ({"watermarkPolicy": "mean"}, ("watermarkPolicy='mean' is not supported",)),
+    "an unknown option": ({"nulKeys": "bucket"}, ("unknown argument 'nulKeys'", "The options are: null_keys")),
+    "an unknown policy for nulls": ({"null_keys": "skip"}, ("null_keys='skip' is not supported", "error, bucket")),
+    "an unknown policy for watermarks": ({"watermark_policy": "mean"}, ("watermark_policy='mean' is not supported",)),
     "no time at all": ({"timeout_s": 0}, ("timeout_s=0 is not a duration",)),
     "a time that is text": ({"timeout_s": "5"}, ("timeout_s='5' is not a duration",)),
     "no bytes at all": ({"value_bytes_max": 0}, ("value_bytes_max=0 is not a size",)),
@@ -348,7 +348,7 @@ def test_a_refused_definition_does_not_block_the_right_one(case: Case, monkeypat
         ({"hosts": "2"}, "hosts='2' is not allowed"),
         ({"groups": 0}, "groups=0 is not allowed"),
         ({"durability": "hope"}, "durability='hope' is not allowed. Give 'process' or 'disk'"),
-        ({"onGap": "jump"}, "onGap='jump' is not allowed"),
+        ({"on_gap": "jump"}, "on_gap='jump' is not allowed"),
         ({"take_over": "no"}, "take_over='no' is not allowed. Give True or False"),
         ({"wait_s": "60"}, "wait_s='60' is not allowed. Give seconds above 0"),
         ({"token": "two\nlines"}, "token= is not text that can be sent"),
@@ -453,7 +453,7 @@ def test_checkpoints_that_do_not_belong_together(life: Life) -> None:
     for godwit_from, spark_from, held, said, todo in (
         (None, newer, {}, "no Godwit state for the batches before it: Godwit's checkpoint is missing", "the same copy"),
         (newer, None, two, "this state belongs to query", "Start the query with the checkpointLocation it had"),
-        (older, newer, one, "this state ends at batch 0", "onGap='accept'"),
+        (older, newer, one, "this state ends at batch 0", "on_gap='accept'"),
         (newer, older, two, "already holds batch 2: Spark's checkpoint is older than Godwit's", "from the same copy"),
     ):
         for path, source in ((life.godwit, godwit_from), (life.spark_checkpoint, spark_from)):

@@ -110,7 +110,7 @@ KEY_ROWS: dict[Flavour, list[tuple[Any, ...]]] = {
 def test_keys_of_every_atomic_type_are_the_same_keys(engines: SideBySide, flavour: Flavour) -> None:
     rows = KEY_ROWS[flavour]
     batches: list[Table] = [rows, rows[1:4], rows]
-    given_case = case(processors.KeyShown, flavour, keys=tuple(KEYS.names), options={"nullKeys": "bucket"})
+    given_case = case(processors.KeyShown, flavour, keys=tuple(KEYS.names), options={"null_keys": "bucket"})
     expected, given = engines.both(given_case, KEYS, batches)
     assert len(expected.by_key(len(KEYS))) == len(set(map(repr, rows)))
     assert given.by_batch(len(KEYS)) == expected.by_batch(len(KEYS))

@@ -27,7 +27,7 @@ def disks_of(root: Path, count: int = 3) -> dict[str, Any]:
 
 
 def backups(stage: Stage) -> dict[str, dict[str, Any]]:
-    return {host: told["backup"] for host, told in stage.flock.status()["hosts"].items() if "backup" in told}
+    return {host: told["backup"] for host, told in stage.flock.status()["hosts"].items() if told["backup"]}
 
 
 def wait_stands(stage: Stage, hosts: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from godwit.control.moves import groups_in
-from godwit.errors import DefinitionError
+from godwit.errors import DefinitionError, MoveConflict
 from tests.spark.flocks import (
     OPERATOR,
     Count,
@@ -72,7 +72,7 @@ def test_copies_stand_until_they_are_handed_over(spark: SparkSession, tmp_path: 
         assert copies.progress()["phase"] == "standing"
         stage.runs()
         assert stage.owners() == {"host-0": 512, "host-1": 512}, "a copy owns nothing"
-        with pytest.raises(DefinitionError, match=r"standby\) is under way.*abort\(\) it"):
+        with pytest.raises(MoveConflict, match=r"standby\) is under way.*abort\(\) it"):
             stage.flock.move(OPERATOR, groups=[5], to="host-1", protocol="pause")
         report = stage.flock.move(OPERATOR, groups=groups, to="host-1", protocol="standby").report()
         assert (report["outcome"], report["groups_moved"]) == ("done", 100)
@@ -133,7 +133,7 @@ def test_requests_for_other_keys_go_on_and_for_the_same_keys_wait(spark: SparkSe
         with frozen(flock, "host-2"):
             first = flock.move(OPERATOR, groups=[1, 2, 3], to="host-2", wait=False)
             assert flock.move(OPERATOR, groups=[4, 5], to="host-1").report()["outcome"] == "done"
-            with pytest.raises(DefinitionError, match=r"is under way: it moves some of the same keys"):
+            with pytest.raises(MoveConflict, match=r"is under way: it moves some of the same keys"):
                 flock.move(OPERATOR, groups=[3, 9], to="host-1", on_conflict="refuse")
             second = flock.move(OPERATOR, groups=[3, 9], to="host-1", wait=False)
             assert not second.wait(0.5)

@@ -260,4 +260,4 @@ def test_a_refusal_that_is_swallowed_ends_the_query_at_the_next_batch(world: Wor
     text = world.run()
     assert "GODWIT-CHECKPOINT-MISMATCH" in text
     assert "Spark has committed batch 1, but rows of it were refused" in text
-    assert "onGap='accept'" in text
+    assert "on_gap='accept'" in text

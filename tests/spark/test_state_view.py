@@ -80,7 +80,7 @@ def test_every_kind_of_state_has_its_column_also_after_a_restart(stage: Stage) -
         "events": "array<struct<word:string,at:timestamp>>",
         "words": "map<struct<word:string>,struct<n:bigint>>",
         "id_state": "struct<same:string>",
-        "timers": "array<bigint>",
+        "timers": "array<timestamp>",
     }
     rows = {row["id"]: row.asDict(recursive=True) for row in state.collect()}
     assert {row["host"] for row in rows.values()} <= {"host-0", "host-1"}
@@ -89,7 +89,7 @@ def test_every_kind_of_state_has_its_column_also_after_a_restart(stage: Stage) -
         ("x", DAY), ("x", DAY + HOUR), ("z", DAY + 2 * HOUR)
     ]  # fmt: skip
     assert {word["word"]: count["n"] for word, count in _map(state, "a").items()} == {"x": 2, "z": 1}
-    assert rows["a"]["timers"] == [_ms(DAY + 2 * HOUR), _ms(DAY + 3 * HOUR)]
+    assert rows["a"]["timers"] == [DAY + 2 * HOUR, DAY + 3 * HOUR]
     assert rows["b"]["total"] is None
     assert not rows["b"]["events"]
     assert rows["a"]["id_state"] is None
@@ -103,10 +103,6 @@ def _map(state: DataFrame, key: str) -> dict[Any, Any]:
     (row,) = [row for row in state.collect() if row["id"] == key]
     words: dict[Any, Any] = row["words"]
     return words
-
-
-def _ms(at: dt.datetime) -> int:
-    return int(at.replace(tzinfo=dt.UTC).timestamp() * 1000)
 
 
 def test_view_shows_a_batch_only_once_spark_has_committed_it(stage: Stage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,9 +71,10 @@ class Done:
 
     ended = False
 
-    def report(self) -> dict[str, Any]:
-        phases = [["queued", 0.0], ["joining", 0.5], ["moving", 2.5], ["done", 3.5]]
-        return {"bytes": 50_000_000, "reconfiguration_s": 3.5, "phases": phases, "stall": {"max_ms": 4.0}}
+    def report(self) -> Any:
+        phases = (("queued", 0.0), ("joining", 0.5), ("moving", 2.5), ("done", 3.5))
+        stall = SimpleNamespace(max_ms=4.0)
+        return SimpleNamespace(bytes=50_000_000, reconfiguration_s=3.5, phases=phases, stall=stall)
 
 
 class Scene:

@@ -16,11 +16,20 @@ ModuleNotFoundError: No module named 'pyarrow'
 \tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:1097)
 Caused by: java.lang.Something
 """
+CANCELLED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA
+\tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:3122)
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(SPARK, "ModuleNotFoundError: No module named 'pyarrow'"), ("cancelled", "cancelled"), ("", "no error text")],
+    [
+        (SPARK, "ModuleNotFoundError: No module named 'pyarrow'"),
+        (CANCELLED, "Job 3 cancelled as part of cancellation of all jobs"),
+        ("cancelled", "cancelled"),
+        ("", "no error text"),
+    ],
 )
 def test_the_line_that_names_the_error_is_found(text: str, said: str) -> None:
     assert _error_line(text) == said

@@ -43,11 +43,11 @@ def _rounded(value: float | None) -> str:
 
 
 def _moved(step: StepResult) -> tuple[str, ...]:
-    if not step.report:
+    if step.report is None:
         return ("",) * 3
-    stall = step.report["stall"]
-    times = "/".join(f"{stall[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")) if stall["rows"] else "no rows"
-    return f"{step.report['keys']:,}", f"{step.report['bytes'] / 1e3:,.0f}", times
+    stall = step.report.stall
+    times = "/".join(f"{stall[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")) if stall.rows else "no rows"
+    return f"{step.report.keys:,}", f"{step.report.bytes / 1e3:,.0f}", times
 
 
 def verdict_table(rows: int, keys: int, verdict: dict[str, int]) -> Table:

@@ -7,11 +7,11 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import godwit
-from godwit.spark.change.migration_handle import Migration
+from godwit import Migration, MigrationSummary
 from godwit.testing.open_loop import Running
 
 HOT: Final = 10
@@ -37,10 +37,10 @@ class StepResult:
     name: str
     asked_s: float
     took_s: float
-    report: dict[str, Any] = field(default_factory=dict)  # of a migration; empty where nothing moved
+    report: MigrationSummary | None = None  # of a migration; None where nothing moved
 
     def summary(self) -> str:
-        moved = f"{self.report['keys']:,} keys, {self.report['bytes'] / 1e3:,.0f} kB in " if self.report else ""
+        moved = f"{self.report.keys:,} keys, {self.report.bytes / 1e3:,.0f} kB in " if self.report else ""
         return f"{self.name}: {moved}{self.took_s:.2f} s"
 
 
@@ -91,7 +91,7 @@ def _moved(name: str, ask: Callable[[], Migration], scene: Scene, show: Show, sa
     while not migration.wait(SHOWN_EVERY_S):
         show(scene.running.arrivals.count)
     report = migration.report()
-    return StepResult(name, asked_s, report["reconfiguration_s"], report)
+    return StepResult(name, asked_s, report.reconfiguration_s, report)
 
 
 STEPS: Final = (scale_out, scale_in, move_hottest, drain, kill)

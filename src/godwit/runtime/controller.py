@@ -25,6 +25,7 @@ from godwit.runtime.messages import (
     OperatorDefinitions,
     Register,
     ReportFailure,
+    ReportTaskError,
     SlotTaken,
     TakenOver,
 )
@@ -51,16 +52,19 @@ class DriverAnswers:
 
     `admit`: raises if a run may not work. `active_scopes`: evaluations of batch DataFrames that have not ended.
     `taken_over`: whether other hosts have taken over the keys of this host. `backup_peer`: the host that keeps the backup of
-    this host. `restored`: called with a host that came back from its backup. `slot_taken`: whether the task of this attempt
-    must end, because a host needs its slot.
+    this host. `registered`: called with a host that serves, and its generation. `restored`: called with a host that came back
+    from its backup. `slot_taken`: whether the task of this attempt must end, because a host needs its slot. `task_failed`:
+    called with the error that has ended a task.
     """
 
     admit: Callable[[Admit], None]
     active_scopes: Callable[[], Sequence[str]]
     taken_over: Callable[[str], bool] = lambda _: False
     backup_peer: Callable[[str], str | None] = lambda _: None
+    registered: Callable[[str, int], None] = lambda *_: None
     restored: Callable[[str], None] = lambda _: None
     slot_taken: Callable[[int], bool] = lambda _: False
+    task_failed: Callable[[GodwitError], None] = lambda _: None
 
 
 class Controller:
@@ -69,12 +73,14 @@ class Controller:
         self._operators: dict[str, OperatorDefinition] = {}
         self._hosts: dict[str, Registered] = {}
         self._failures: dict[str, GodwitError] = {}
+        self._task_error: GodwitError | None = None
         self._changed = ports.condition()
         self._answers = answers
         actions = typed.actions(
             {
                 Register: self._register,
                 ReportFailure: self._failed,
+                ReportTaskError: self._task_failed,
                 GetDefinitions: self._definitions,
                 Admit: self._admit,
                 CheckTakenOver: lambda request: TakenOver(answers.taken_over(request.host)),
@@ -104,6 +110,10 @@ class Controller:
     def failure(self, host: str) -> GodwitError | None:
         with self._changed:
             return self._failures.get(host)
+
+    def last_task_error(self) -> GodwitError | None:
+        with self._changed:
+            return self._task_error
 
     def wait_hosts(self, names: list[str], timeout_s: float) -> list[str]:
         """Wait until all hosts are registered; return the names of the missing ones. The error of a failed host is raised."""
@@ -151,6 +161,7 @@ class Controller:
             self._hosts[host] = registered
             self._failures.pop(host, None)
             self._changed.notify_all()
+        self._answers.registered(host, request.generation)
         if request.restored:
             self._answers.restored(host)
         return Done()
@@ -161,6 +172,12 @@ class Controller:
             if not 0 < request.generation < self._generation(request.host):
                 self._failures[request.host] = request.error
                 self._changed.notify_all()
+        return Done()
+
+    def _task_failed(self, request: ReportTaskError) -> Done:
+        with self._changed:
+            self._task_error = request.error
+        self._answers.task_failed(request.error)
         return Done()
 
     def _definitions(self, _: GetDefinitions) -> OperatorDefinitions:

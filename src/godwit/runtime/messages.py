@@ -392,7 +392,7 @@ class Define(Request[Done]):
 
 
 @dataclass(frozen=True, slots=True)
-class HostStatus(Message):
+class HostReport(Message):
     """What `flock.status()` shows of a host. `instances`, `storage` and `backup` are documents for people."""
 
     host: str
@@ -407,7 +407,7 @@ class HostStatus(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class GetStatus(Request[HostStatus]):
+class GetStatus(Request[HostReport]):
     pass
 
 
@@ -422,6 +422,21 @@ class CheckTimers(Request[TimersDue]):
 
     operator: str
     until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeysKnown(Message):
+    """Whether the host has state of each key, in the order of the request."""
+
+    known: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckKeys(Request[KeysKnown]):
+    """Whether the host has state of these packed keys."""
+
+    operator: str
+    keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -699,6 +714,13 @@ class ReportFailure(Request[Done]):
 
     host: str
     generation: int
+    error: GodwitError
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTaskError(Request[Done]):
+    """A task of a query has ended with an error."""
+
     error: GodwitError
 
 

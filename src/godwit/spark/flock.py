@@ -17,12 +17,13 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from godwit.errors import DefinitionError
+from godwit.errors import DefinitionError, GodwitError
+from godwit.model.units import Units
 from godwit.runtime.messages import ClearLetters
 from godwit.runtime.processor.native import Processor
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.spark.change.autoscaler import Autoscaler, FlockRoom, RulesGiven, checked_settings
-from godwit.spark.change.chosen_units import chosen_units
+from godwit.spark.change.chosen_units import check_known, chosen_units
 from godwit.spark.change.flock_copy import start_from_copy
 from godwit.spark.change.lost_hosts import RecoveryMode
 from godwit.spark.change.migration_handle import Migration
@@ -35,9 +36,12 @@ from godwit.spark.checkpoint.state_view import StateView
 from godwit.spark.define import timer_source
 from godwit.spark.define.arguments import FlockArguments, check_session, check_silence, check_slots, key_names
 from godwit.spark.define.operator_definition import Definition, OperatorOptions
-from godwit.spark.hosts.flock_status import flock_status
+from godwit.spark.grouped_frame import GroupedFrame
+from godwit.spark.hosts.flock_status import StatusSource, flock_status
 from godwit.spark.hosts.routing_view import RoutingView
 from godwit.spark.hosts.task_slots import taken_slots
+from godwit.spark.results.measures import Measures
+from godwit.spark.results.status import Status
 from godwit.spark.running_flock import FlockSettings, RunningFlock
 from godwit.state.changelog import Durability
 
@@ -70,7 +74,7 @@ class Flock:
     wait_s: how long a task waits for a host that is down before the task fails.
     take_over: open the checkpoint even if another flock has it open, which ends that flock. By default a checkpoint in use is
         refused. A flock that was killed or closed does not count.
-    onGap: "error" refuses a start if Spark has run batches that this state has not seen; "accept" allows it.
+    on_gap: "error" refuses a start if Spark has run batches that this state has not seen; "accept" allows it.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Flock:
         token: str | None = None,
         bind: str = "127.0.0.1",
         groups: int = 1024,
-        onGap: Literal["error", "accept"] = "error",
+        on_gap: Literal["error", "accept"] = "error",
         segment_bytes_max: int = 64 << 20,
         wait_s: float = 60.0,
         recovery: RecoveryMode = "storage",
@@ -94,7 +98,7 @@ class Flock:
         silent_s: float | None = 1.0,
         take_over: bool = False,
     ) -> None:
-        FlockArguments(hosts, durability, groups, recovery, backup, take_over, wait_s, onGap, token).check()
+        FlockArguments(hosts, durability, groups, recovery, backup, take_over, wait_s, on_gap, token).check()
         disk_paths = checked_disks(disks)
         check_silence(silent_s)
         check_session(spark)
@@ -116,7 +120,7 @@ class Flock:
             recovery=recovery,
             silent_s=silent_s,
             wait_s=wait_s,
-            accept_gaps=onGap == "accept",
+            accept_gaps=on_gap == "accept",
         )
         check_slots(spark, len(directory.roster()), taken)
         self._spark = spark
@@ -161,6 +165,13 @@ class Flock:
         self.close()
 
     # -- operators ---------------------------------------------------------------------------------------------------
+
+    def groupBy(self, frame: DataFrame, *keys: Any) -> GroupedFrame:
+        """PySpark's spelling: `flock.groupBy(events, "car").transformWithState(...)`, with PySpark's arguments and `name=`.
+
+        keys: key columns as in `DataFrame.groupBy`, one after the other or in a list.
+        """
+        return GroupedFrame(self, frame, keys[0] if len(keys) == 1 else list(keys))
 
     def transformWithState(
         self,
@@ -253,13 +264,13 @@ class Flock:
         answers = [self._running.hosts.ask_now(host, ClearLetters(name)) for host in hosts]
         return sum(answer.count for answer in answers)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """Hosts with generation, address and restarts; per operator and host the keys, bytes, rows, rates and lag."""
         self._check_open()
-        running, token = self._running, self._running.settings.token
-        status = flock_status(running.directory, running.tables, running.controller, running.hosts.jobs(), token)
+        running = self._running
+        source = StatusSource(running.directory, running.tables, running.controller, running.settings.token)
         storage = running.settings.storage.status()
-        return status | {"quarantined": running.losses.quarantined(), "storage": storage}
+        return flock_status(source, running.hosts.jobs(), running.losses.quarantined(), storage)
 
     def checkpoint(self, to: str | os.PathLike[str]) -> dict[str, Any]:
         """Copy the flock, and Spark's checkpoints of its queries, into a new directory while the queries run.
@@ -270,7 +281,14 @@ class Flock:
         self._check_open()
         return self._running.copier.copy(to)
 
-    def measures(self) -> dict[str, Any]:
+    def last_error(self) -> GodwitError | None:
+        """The error that has last ended a task of a query of this flock: operator, key, batch, and what to do.
+
+        Spark tries a failed task again, so the query may be running all the same. None if no task has failed.
+        """
+        return self._running.controller.last_task_error()
+
+    def measures(self) -> dict[str, Measures]:
         """Recent measures of the hosts, per operator: useful time, true rate, waits, hot keys, and the key that limits it."""
         self._check_open()
         return self._running.measures.by_operator()
@@ -297,9 +315,16 @@ class Flock:
         """Move single keys (as in the input; a tuple if the key has several columns) or whole groups to a host.
 
         A key that was moved alone stays on its host when its group moves later, until it is moved again or the host leaves.
+        A key of which no host has state is refused.
         """
-        units = chosen_units(self._known_stream(operator), keys, groups, self._running.tables.group_count())
+        units = self._chosen(self._known_stream(operator), keys, groups)
         return self._running.requests.move(operator, units, to, options)
+
+    def _chosen(self, spec: OperatorSpec, keys: list[Any] | None, groups: list[int] | None) -> Units:
+        units = chosen_units(spec, keys, groups, self._running.tables.group_count())
+        if keys is not None:
+            check_known(spec, list(keys), self._running.hosts)
+        return units
 
     def drain(self, host: str, **options: Unpack[MoveOptions]) -> Migration:
         """Move all keys away from a host, then stop the host; its name is not used again."""
@@ -327,7 +352,7 @@ class Flock:
         """
         spec = self._known_stream(operator)
         some = keys is not None or groups is not None
-        units = chosen_units(spec, keys, groups, self._running.tables.group_count()) if some else None
+        units = self._chosen(spec, keys, groups) if some else None
         return self._running.requests.standby(operator, units, to, options)
 
     def autoscale(

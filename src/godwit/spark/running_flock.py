@@ -21,6 +21,7 @@ from godwit.runtime.liveness.leases import check_owner, write_owner
 from godwit.runtime.liveness.presence import Presence
 from godwit.runtime.messages import Admit
 from godwit.spark.change.flock_copy import FlockCopier
+from godwit.spark.change.loss_log import LossLog, log_task_error
 from godwit.spark.change.lost_hosts import LostHostHandler, RecoveryMode
 from godwit.spark.change.request_queue import RequestQueue
 from godwit.spark.change.run_moves import MoveRunner
@@ -70,6 +71,7 @@ class RunningFlock:
         bind, token = settings.bind, settings.token
         driver = spark.sparkContext.getConf().get("spark.driver.host") if bind in ALL else None
         self.history = History(directory.path)
+        self._loss_log = LossLog(str(directory.path))
         self._disks = Disks(directory.path, directory.flock, settings.disks)
         self._admission = RunAdmission(spark, settings.accept_gaps)
         self._slots = TaskSlots(spark.sparkContext, directory.flock, self._ignore_silence)
@@ -102,8 +104,10 @@ class RunningFlock:
                 active_scopes=self.scopes,
                 taken_over=self._lost,
                 backup_peer=self._backup_peer,
+                registered=self._loss_log.registered,
                 restored=self._restored,
                 slot_taken=self._slots.waits,
+                task_failed=log_task_error,
             ),
             driver,
         )
@@ -176,7 +180,12 @@ class RunningFlock:
             return False
         with suppress(CheckpointUnusable):  # without any disk left, the host reports the error when it starts
             self._disks.place(host)
-        return self.losses.lost(host, noticed)
+        if not self.hosts.closing.is_set() and host in self.members.hosts():
+            self._loss_log.lost(host, noticed)
+        taken_over = self.losses.lost(host, noticed)
+        if taken_over:
+            self._loss_log.taken_over(host)
+        return taken_over
 
     def _ignore_silence(self, host: str) -> None:
         self._monitor.forget(host)

@@ -21,6 +21,7 @@ from godwit.runtime.processor.state_columns import Columns, zeros
 from godwit.runtime.processor.states_of_keys import States
 from godwit.windows.aggregate import Mask
 from godwit.windows.aggregates import AggregateSpec
+from godwit.windows.pane_view import PaneView, stored_schema
 from godwit.windows.window import WINDOW, Window
 
 SEEN: Final = "seen"  # rows of the key so far
@@ -75,7 +76,9 @@ class CountSliding(Window):
 
     def _declare(self, input_schema: pa.Schema) -> None:
         ring = {name: pa.list_(kind, self._count) for name, kind in self.panes.fields.items()}
-        self.state = {SEEN: pa.int64(), **ring}
+        whole = self._count == 1
+        view = PaneView("count", self._pane, self._count, whole, None, self.panes.aggregates)
+        self.state = stored_schema({SEEN: pa.int64(), **ring}, view)
 
     def _window_type(self, input_schema: pa.Schema) -> pa.DataType:
         return pa.int64()

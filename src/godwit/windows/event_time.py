@@ -27,6 +27,7 @@ from godwit.runtime.processor.states_of_keys import States
 from godwit.windows.aggregate import Mask
 from godwit.windows.aggregates import AggregateSpec, merge_by
 from godwit.windows.durations import Duration, duration_ms
+from godwit.windows.pane_view import PaneView, stored_schema
 from godwit.windows.store import PaneStore
 from godwit.windows.window import WINDOW, Window
 
@@ -116,7 +117,13 @@ class EventSliding(Window):
 
     def _declare(self, input_schema: pa.Schema) -> None:
         slots = PaneStore.value_fields(self.panes.fields, self._slots)
-        self.state = {WAITS: pa.bool_(), NEXT: pa.int64(), **slots}
+        tz = (
+            getattr(input_schema.field(self.time_column).type, "tz", None)
+            if self.time_column in input_schema.names
+            else None
+        )
+        view = PaneView("event", self._pane, self._slots, self._pane == self._size, tz, self.panes.aggregates)
+        self.state = stored_schema({WAITS: pa.bool_(), NEXT: pa.int64(), **slots}, view)
         self.more_variables = (PaneStore.variable(self.panes.fields),)
 
     def _window_type(self, input_schema: pa.Schema) -> pa.DataType:

@@ -14,12 +14,14 @@ from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.instance.instances import Instances
 from godwit.runtime.messages import (
     AdoptMarks,
+    CheckKeys,
     CheckTimers,
     ClearLetters,
     CopyLog,
     Define,
     GetMarks,
     HoldBatches,
+    KeysKnown,
     LettersCleared,
     LogCopied,
     Ping,
@@ -59,6 +61,7 @@ class DriverRequests:
         return {
             Define: self._define,
             CheckTimers: self._check_timers,
+            CheckKeys: self._check_keys,
             ClearLetters: self._clear_letters,
             GetMarks: self._marks,
             AdoptMarks: self._adopt,
@@ -80,6 +83,14 @@ class DriverRequests:
         with shared.lock:
             now_ms = self._clock_ms()
             return TimersDue(shared.instance.timers.due(min(now_ms, request.until_ms or now_ms)))
+
+    def _check_keys(self, request: CheckKeys) -> KeysKnown:
+        shared = self._instances.get(request.operator)
+        if shared is None:
+            return KeysKnown((False,) * len(request.keys))
+        with shared.lock:
+            state, codec = shared.instance.state, shared.instance.key_codec
+            return KeysKnown(tuple(state.contains(codec.unpack(key)) for key in request.keys))
 
     def _clear_letters(self, request: ClearLetters) -> LettersCleared:
         shared = self._instances.get(request.operator)

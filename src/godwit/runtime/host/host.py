@@ -50,7 +50,7 @@ from godwit.runtime.messages import (
     GetBackupPeer,
     GetDefinitions,
     GetStatus,
-    HostStatus,
+    HostReport,
     OpenBackup,
     OpenLane,
     OpenMigration,
@@ -314,10 +314,10 @@ class Host:
 
     # -- requests about the host itself ------------------------------------------------------------------------------
 
-    def _status(self, _: GetStatus) -> HostStatus:
+    def _status(self, _: GetStatus) -> HostReport:
         failure = self._parts.compaction.failure
         backup = no_backup(self.log.bytes_written) if self._backup is None else self._backup.status()
-        return HostStatus(
+        return HostReport(
             host=self.config.host,
             generation=self.generation,
             pid=ports.pid(),

@@ -73,7 +73,7 @@ class BatchChecks:
             raise BatchIncomplete(
                 f"Spark has committed batch {self._memory.progress.batch}, but {why}",
                 todo="Let foreachBatch raise the errors of its batch, and evaluate the whole batch. Restore both checkpoints "
-                "from a copy made before that batch; or start the query again with onGap='accept', without that batch",
+                "from a copy made before that batch; or start the query again with on_gap='accept', without that batch",
                 operator=self._memory.spec.name,
                 batch=request.batch,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from godwit.state.keys import Key
 from godwit.state.ledger import TIMER_ROW, with_rows
 
 Result = TypeVar("Result")
+FRAMES_MAX = 8
+_PACKAGE = Path(__file__).parents[2]
 DueTimers = list[tuple[int, Key]]
 
 
@@ -72,7 +75,7 @@ class UserCode:
                 f"the processor threw {type(error).__name__}: {error}",
                 todo="The batch fails and state is as before; fix the processor or the row and start the query again",
                 **self.describe(),
-                trace="".join(traceback.format_exception(error)[-6:]),
+                trace=_trace_of_user_code(error),
             ) from error
 
     def describe(self) -> dict[str, Any]:
@@ -92,6 +95,14 @@ class UserCode:
         if self.adapter is not None:
             self.adapter.close()
             self.adapter = None
+
+
+def _trace_of_user_code(error: BaseException) -> str:
+    """The frames outside of this package, and the exception."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
+    shown = traceback.format_list((users or frames)[-FRAMES_MAX:])
+    return "".join([*shown, *traceback.format_exception_only(error)]).rstrip()
 
 
 def _tagged(outputs: Outputs, rows: Index | None = None) -> pa.RecordBatch:

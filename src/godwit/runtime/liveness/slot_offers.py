@@ -24,6 +24,10 @@ CONNECT_S: Final = 2.0
 CALL_S: Final = 5.0
 
 
+class SlotGivenUp(HostUnavailable):
+    """The task ends for a host that needs its slot. Nothing has failed, so users are not told of it."""
+
+
 @dataclass(slots=True)
 class TaskSlot:
     """The slot of one waiting task.
@@ -49,7 +53,7 @@ class TaskSlot:
 
     def check(self) -> None:
         if self.taken:
-            raise HostUnavailable(
+            raise SlotGivenUp(
                 "this task waited for a host that needs its task slot",
                 todo="Nothing is to be done: Spark runs the task again, and does not count this as a failure",
             )

@@ -5,9 +5,10 @@ Decides how fields of a native processor are stored and which payloads have chan
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow as pa
 from godwit.runtime.processor.rows import Array
 from godwit.state.codec import compile_codec
 
+LISTS: Final = b"godwit.lists"
 Columns: TypeAlias = dict[str, Array]
 Fields: TypeAlias = Mapping[str, pa.DataType] | pa.Schema
 
@@ -25,13 +27,21 @@ def zeros(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def flat_schema(fields: Fields) -> pa.Schema:
-    """The fields as they are stored: a field of n elements becomes n fields, `x_0`, `x_1` and so on."""
+    """The fields as they are stored: a field of n elements becomes n fields, `x_0`, `x_1` and so on.
+
+    The metadata of the schema tells readers of the state which fields these are.
+    """
+    schema = fields if isinstance(fields, pa.Schema) else pa.schema(dict(fields))
     flat = []
-    for field in fields if isinstance(fields, pa.Schema) else pa.schema(dict(fields)):
+    for field in schema:
         count = _element_count(field.type)
         kind = field.type if count is None else field.type.value_type
         flat += [pa.field(name, kind) for name in _flat_names(field.name, count)]
-    return pa.schema(flat)
+    lists = {field.name: _element_count(field.type) for field in schema if _element_count(field.type)}
+    described: Any = dict(schema.metadata or {})
+    if lists:
+        described[LISTS] = json.dumps(lists).encode()
+    return pa.schema(flat, metadata=described or None)
 
 
 class Packer:

@@ -19,7 +19,8 @@ from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
-from godwit.runtime.reading.group_reader import PATIENCE_S, GroupReader, HostState, Parts
+from godwit.runtime.reading.export import rows_of_state
+from godwit.runtime.reading.group_reader import PATIENCE_S, GroupReader, HostState, Parts, RowsOf
 from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
 from godwit.state.keys import KeyCodec
@@ -49,7 +50,10 @@ def every(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class LogReader:
-    """`read` reads one of the `parts`. `selected`: the rows of a batch of changes whose keys are read."""
+    """`read` reads one of the `parts`. `rows_of`: as for a `GroupReader`.
+
+    `selected`: the rows of a batch of changes whose keys are read.
+    """
 
     spec: OperatorSpec
     checkpoint: str
@@ -57,10 +61,12 @@ class LogReader:
     committed_batch: int
     patience_s: float = PATIENCE_S
     selected: SelectRows = every
+    rows_of: RowsOf = rows_of_state
 
     def read(self, position: int, attempt: int | None = None) -> Iterator[pa.RecordBatch]:
         """Rows of the keys of one part, with their owners and epochs. No task slot is offered: no host is waited for."""
-        reader = GroupReader(self.spec, self.checkpoint, self.parts, self._fetch, _any_owner, self.patience_s)
+        given = (self.spec, self.checkpoint, self.parts, self._fetch, _any_owner, self.patience_s, self.rows_of)
+        reader = GroupReader(*given)
         return reader.read(position)
 
     def only(self, keys: KeysWanted) -> LogReader:

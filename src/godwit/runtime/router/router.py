@@ -119,7 +119,7 @@ class Router:
                 row = row_slice.rows[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]]
                 raise NullKey(
                     f"key column {name!r} is null",
-                    todo='Filter rows with a null key out before, or pass nullKeys="bucket" to give them a state of their own',
+                    todo='Filter rows with a null key out before, or pass null_keys="bucket" to give them a state of their own',
                     row=int(row),
                 )
 

@@ -6,6 +6,7 @@ is in `request_queue`. One decision is carried out at a time, and written to the
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from godwit.spark.hosts.host_measures import HostMeasures
 RulesGiven = Rule | Iterable[Rule | list[Rule]] | str | os.PathLike[str] | None
 FOR_TASKS: Final = 2  # task slots that are left to the query unless a maximum is given
 STOP_S: Final = 30.0
+_log = logging.getLogger("godwit.autoscale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,10 @@ class Autoscaler:
                 self._look()
                 self._trouble = ""
             except Exception as error:  # noqa: BLE001 explain() shows it; the next look may work
-                self._trouble = str(error) if isinstance(error, GodwitError) else f"{type(error).__name__}: {error}"
+                trouble = str(error) if isinstance(error, GodwitError) else f"{type(error).__name__}: {error}"
+                if trouble != self._trouble:
+                    _log.warning("%s", trouble)
+                self._trouble = trouble
 
     def _look(self) -> None:
         moving = self._requests.keys_move()
@@ -153,6 +158,7 @@ class Autoscaler:
         line = decision.to_dict() | {"dry_run": self._settings.dry_run}
         self._history.add("decided", **line)
         self._made.append(line)
+        _log.info("%s%s", "dry run: " if self._settings.dry_run else "", line["reason"])
         if self._settings.dry_run or self._stop.is_set():
             return
         try:
@@ -173,11 +179,11 @@ class Autoscaler:
         if migration is None:
             return
         report = migration.report()
-        phases = dict(reversed(report["phases"]))
+        phases = dict(reversed(report.phases))
         joined_s = phases.get("moving", 0.0)
         join_s = joined_s - phases["joining"] if "joining" in phases else None
-        moving_s = max(0.0, report["reconfiguration_s"] - joined_s)
-        self._decider.costs.learn(report["bytes"], moving_s, report["stall"]["max_ms"], join_s)
+        moving_s = max(0.0, report.reconfiguration_s - joined_s)
+        self._decider.costs.learn(report.bytes, moving_s, report.stall.max_ms, join_s)
 
     def _keep_warm(self) -> None:
         """Start or stop empty hosts, after others were emptied or got keys."""

@@ -9,9 +9,11 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from godwit.errors import DefinitionError
+from godwit.errors import DefinitionError, HostUnavailable, UnknownKey
 from godwit.model.units import Units
+from godwit.runtime.messages import CheckKeys
 from godwit.runtime.processor.spec import OperatorSpec
+from godwit.spark.hosts.flock_hosts import Hosts
 from godwit.state.keys import KeyCodec
 
 
@@ -32,6 +34,27 @@ def hashes_of(spec: OperatorSpec, keys: Any) -> frozenset[int]:
         raise DefinitionError(f"keys={keys!r:.80} is not a list of keys", todo="Give one or more keys in a list")
     codec = KeyCodec(spec.key_schema, spec.tz)
     return frozenset(codec.route_hash(_stored_key(spec, codec, key)) for key in keys)
+
+
+def check_known(spec: OperatorSpec, keys: Sequence[Any], hosts: Hosts) -> None:
+    """Refuse keys of which no host has state, most often keys that were written wrongly: their move would move nothing."""
+    codec = KeyCodec(spec.key_schema, spec.tz)
+    request = CheckKeys(spec.name, tuple(codec.pack(_stored_key(spec, codec, key)) for key in keys))
+    known = [False] * len(keys)
+    for host in hosts.names():
+        try:
+            known = [a or b for a, b in zip(known, hosts.ask_now(host, request).known, strict=True)]
+        except HostUnavailable:
+            return  # this host may have them
+    unknown = [key for key, seen in zip(keys, known, strict=True) if not seen]
+    if unknown:
+        more = f" and {len(unknown) - 1} more of these keys" if len(unknown) > 1 else ""
+        raise UnknownKey(
+            f"no host has state of key {unknown[0]!r:.80}{more}, so there is nothing to move",
+            todo="Give keys as they are in the input, after their first row has come; flock.state() shows the keys",
+            operator=spec.name,
+            key=unknown[0],
+        )
 
 
 def _stored_key(spec: OperatorSpec, codec: KeyCodec, key: Any) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from godwit.control.migration_report import MoveProgress
 from godwit.errors import GodwitError
 from godwit.spark.change.move_options import CheckedOptions
 from godwit.spark.checkpoint.history import now_text
+from godwit.spark.results.migration_summary import MigrationProgress, MigrationSummary, progress_of, summary_of
 
 SHOWN_EVERY_S = 0.1
 
@@ -49,13 +50,14 @@ class Migration:
 
     def __repr__(self) -> str:
         progress = self.progress()
-        moved = f"{progress['units_moved']} of {progress['units']} units moved"
-        return f"<Migration {self.id} ({self.kind}): {progress['phase']}, {moved}>"
+        moved = f"{progress.units_moved} of {progress.units} units moved"
+        return f"<Migration {self.id} ({self.kind}): {progress.phase}, {moved}>"
 
-    def progress(self) -> dict[str, Any]:
+    def progress(self) -> MigrationProgress:
         """Phase, units (groups and single keys) and keys moved so far and in total, bytes, and the same per move."""
         with self._changed:
-            return migration_report.progress(self.moves, self.outcome or self._phase) | {"id": self.id}
+            fields = migration_report.progress(self.moves, self.outcome or self._phase) | {"id": self.id}
+        return progress_of(fields)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, or for complete copies of a standby; False after the timeout. Raises the error that ended it."""
@@ -74,7 +76,7 @@ class Migration:
             self._changed.notify_all()
         self._abort(self, reason)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> MigrationSummary:
         """What the migration has done so far, or in the end.
 
         Keys and bytes moved, rows and bytes sent twice, how long rows of moving keys waited (stall), the time from the
@@ -83,7 +85,7 @@ class Migration:
         """
         with self._changed:
             over_s = self._served_s if self._served_s is not None else time.monotonic() - self._began_s
-            return {
+            fields = {
                 "id": self.id,
                 "kind": self.kind,
                 "protocol": self.options.protocol,
@@ -97,6 +99,7 @@ class Migration:
                 "groups_minimum": self.minimum,
                 **migration_report.totals(self.moves),
             }
+        return summary_of(fields)
 
     # -- for the request queue ---------------------------------------------------------------------------------------
 
@@ -112,6 +115,7 @@ class Migration:
         return self.ended or self.standing
 
     def enter(self, phase: str) -> None:
+        """The request goes on with this phase."""
         with self._changed:
             if phase != self._phase:
                 self._phase = phase
@@ -124,6 +128,7 @@ class Migration:
             self._served_s = max(self._served_s or 0.0, at_s - self._began_s)
 
     def served_now(self) -> None:
+        """A key is served at its target from now on."""
         self.served_at(time.monotonic())
 
     def stands(self) -> None:
@@ -150,10 +155,12 @@ class Migration:
             return f"{self.id}-{self._moves_made}"
 
     def take_report(self, progress: MoveProgress, answer: dict[str, Any]) -> None:
+        """Take a report of the origin of one of the moves."""
         with self._changed:
             progress.take_report(answer)
 
     def end(self, outcome: str, reason: str = "", error: GodwitError | None = None) -> None:
+        """The request has ended; `wait` returns, or raises the error."""
         with self._changed:
             self._ended, self.reason, self.error = now_text(), reason, error
             if self._served_s is None:
@@ -176,5 +183,5 @@ def show(migration: Migration, asked: bool | None) -> None:
         while not over:
             over = migration.wait(SHOWN_EVERY_S)
             progress = migration.progress()
-            text = f"{migration.kind} {migration.id}: {progress['phase']}"
-            bar.update(task, description=text, completed=progress["units_moved"], total=progress["units"] or None)
+            text = f"{migration.kind} {migration.id}: {progress.phase}"
+            bar.update(task, description=text, completed=progress.units_moved, total=progress.units or None)

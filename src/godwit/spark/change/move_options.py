@@ -13,6 +13,8 @@ from godwit.migration import PROTOCOLS
 DEFAULT_PROTOCOL = "live"
 RESTART = "restart"
 SOURCES = ("live", "backup")
+BuiltInProtocol = Literal["live", "live-unordered", "standby", "push", "fetch", "pause", "restart"]
+Order = Literal["batched", "sudden", "fluid", "hot-first", "by-backlog"]
 
 
 class MoveOptions(TypedDict, total=False):
@@ -35,8 +37,8 @@ class MoveOptions(TypedDict, total=False):
     progress: whether a progress bar is shown during the wait; by default if stderr is a terminal.
     """
 
-    protocol: str
-    order: str
+    protocol: BuiltInProtocol | str
+    order: Order
     side_by_side: int
     step_units: int
     rate_bytes_per_s: float

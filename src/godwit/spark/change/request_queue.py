@@ -6,24 +6,28 @@ meanwhile. Hosts join before keys move, and leave after.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from godwit.control import planner
 from godwit.control.migration_report import MoveProgress
-from godwit.control.moves import group_count, record
+from godwit.control.moves import Move, group_count, record
 from godwit.control.reservations import Reservation
-from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, NotDeterministic
+from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, MoveConflict, NotDeterministic
 from godwit.model.units import Units
 from godwit.spark.change.migration_handle import Migration, show
 from godwit.spark.change.move_options import RESTART, CheckedOptions, MoveOptions, checked_options
 from godwit.spark.change.request_plans import Plan, RequestPlanner
 from godwit.spark.change.run_moves import MoveRunner, run_side_by_side
 from godwit.spark.hosts.flock_parts import FlockParts
+from godwit.spark.results.migration_summary import MigrationSummary
 
 STANDBY = "standby"
+MOVES_SHOWN = 4
+_log = logging.getLogger("godwit.moves")
 
 
 MakePlan = Callable[[], Plan]
@@ -151,6 +155,7 @@ class RequestQueue:
                 self._refuse(migration, *conflict)
             self._requests.append(request)
             self._running += 1
+        _log.info("%s (%s) is requested: %s", migration.id, kind, _described(plan.moves))
         name = f"godwit-{kind}-{migration.id}"
         threading.Thread(target=self._run, args=(request,), name=name, daemon=True).start()
         if options.wait:
@@ -169,7 +174,7 @@ class RequestQueue:
 
     def _refuse(self, migration: Migration, other: Migration, reason: str) -> None:
         self._history.add("refused", migration=migration.id, by=other.id, reason=reason)
-        raise DefinitionError(
+        raise MoveConflict(
             f"{other.id} ({other.kind}) is under way: {reason}",
             todo="Hand its copies over with protocol='standby', or abort() it"
             if other.standing
@@ -249,13 +254,14 @@ class RequestQueue:
         report = migration.report()
         recorded = ("keys", "bytes", "groups_moved", "groups_minimum", "keys_moved_apart", "reconfiguration_s", "stall")
         try:
-            figures = {name: report[name] for name in recorded}
+            figures = {name: value for name, value in report.to_dict().items() if name in recorded}
             operators = sorted({progress.move.operator for progress in migration.moves})
             self._history.add(
                 "ended", migration=migration.id, operators=operators, outcome=outcome, reason=reason, **figures
             )
         finally:
             migration.end(outcome, reason, error)
+            _log_end(migration, report, outcome, reason)
             with self._turn:
                 self._running -= 1
                 self._turn.notify_all()
@@ -325,3 +331,25 @@ class RequestQueue:
             migration=migration.id,
         )
         return "incomplete", reason, error
+
+
+def _described(moves: Sequence[Move]) -> str:
+    """The moves of a plan in one line: 'speed: 512 groups from host-0 to host-2'."""
+    parts = [
+        f"{move.operator}: {_counted(move.units)} from {move.origin} to {move.target}" for move in moves[:MOVES_SHOWN]
+    ]
+    more = [f"and {len(moves) - MOVES_SHOWN} more moves"] if len(moves) > MOVES_SHOWN else []
+    return "; ".join([*parts, *more]) or "no keys have to move"
+
+
+def _counted(units: Units) -> str:
+    counts = ((len(units.groups), "groups"), (len(units.keys), "single keys"))
+    return " and ".join(f"{count} {what}" for count, what in counts if count)
+
+
+def _log_end(migration: Migration, report: MigrationSummary, outcome: str, reason: str) -> None:
+    """An end that the user may have to do something about is a WARNING."""
+    level = logging.WARNING if outcome in ("failed", "incomplete") else logging.INFO
+    text = "%s (%s) is %s after %.1f s: %d keys and %d bytes moved%s"
+    figures = (report.reconfiguration_s, report.keys, report.bytes)
+    _log.log(level, text, migration.id, migration.kind, outcome, *figures, f"; {reason}" if reason else "")

@@ -25,10 +25,10 @@ from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.runtime.reading.export import state_schema
 from godwit.runtime.reading.log_reader import LogReader
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.run_admission import Binding
+from godwit.spark.checkpoint.shown_state import shown_columns, shown_rows, shown_schema
 from godwit.spark.checkpoint.state_view import groups_by_host, known_operator
 from godwit.state.keys import KeyCodec
 
@@ -52,7 +52,7 @@ class StateSource(DataSource):
         directory, operator = self._opened()
         if operator is None:
             return OPERATORS
-        return from_arrow_schema(state_schema(known_operator(directory, operator)[0]), prefer_timestamp_ntz=True)
+        return from_arrow_schema(shown_schema(known_operator(directory, operator)[0]), prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         directory, operator = self._opened()
@@ -60,7 +60,8 @@ class StateSource(DataSource):
             return OperatorsReader(str(directory.path))
         spec, binding = known_operator(directory, operator)
         committed = self._committed(binding)
-        reader = LogReader(spec, str(directory.path), groups_by_host(directory, spec.name), committed)
+        parts = groups_by_host(directory, spec.name)
+        reader = LogReader(spec, str(directory.path), parts, committed, rows_of=shown_rows)
         # Spark refuses a reader that takes filters while filters are not pushed down, so it gets one that takes none.
         pushed = sys._getframe(1).f_globals["__name__"] == PUSHDOWN_WORKER
         return FilteredStateReader(reader) if pushed else StateSourceReader(reader)
@@ -197,7 +198,8 @@ class OperatorsReader(DataSourceReader):
             spec, binding = known_operator(directory, name)
             key = ", ".join(f"{column.name} {column.type}" for column in spec.key_schema)
             bound = (None, None) if binding is None else (binding.query, binding.checkpoint)
-            columns = list(state_schema(spec))[len(spec.key_schema) + 2 :]  # behind the key columns, host and epoch
-            for variable, column in zip(spec.variables, columns, strict=False):
-                described = (variable.name, variable.kind, column.name, str(column.type), variable.ttl_ms)
-                yield (spec.name, spec.processor, spec.time_mode, key, *described, *bound)
+            for column in shown_columns(spec):
+                variable, shown = column.variable, column.field
+                if variable is not None:
+                    described = (variable.name, variable.kind, shown.name, str(shown.type), variable.ttl_ms)
+                    yield (spec.name, spec.processor, spec.time_mode, key, *described, *bound)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from typing import Any
 from godwit.state.damage import unusable
 
 FILE = "history.jsonl"
+_log = logging.getLogger("godwit.history")
 ENDS = frozenset(("ended", "refused", "recovered"))
 
 
@@ -32,6 +34,7 @@ class History:
     def add(self, event: str, **fields: Any) -> None:
         """Append an event; it is durable when this returns."""
         line = json.dumps({"at": now_text(), "event": event, **fields}, default=str) + "\n"
+        _log.debug("%s %s", event, fields)
         with self._lock:
             try:
                 self._append(line.encode())

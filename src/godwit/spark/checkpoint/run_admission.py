@@ -97,7 +97,7 @@ def _advanced(offset: str | None, before: str | None) -> bool:
 
 _GAP_TODO = (
     "Restore both checkpoints from the same copy, or start both afresh; if the batches between had no rows for this operator, "
-    "open the flock with onGap='accept'"
+    "open the flock with on_gap='accept'"
 )
 
 

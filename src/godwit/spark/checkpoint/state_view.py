@@ -17,12 +17,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.dead_letters import letters_schema, rows_of_letters
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.runtime.reading.export import state_schema
 from godwit.runtime.reading.log_reader import LogReader
 from godwit.runtime.reading.state_reader import StateReader
 from godwit.runtime.router.routing_table import read_routing
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.run_admission import Binding, committed_batch
+from godwit.spark.checkpoint.shown_state import shown_rows, shown_schema
+from godwit.spark.task_errors import plain_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class StateView:
     controller: str
 
     def state(self) -> DataFrame:
-        return _frame(self.spark, self._reader(), state_schema(self.spec))
+        return _frame(self.spark, replace(self._reader(), rows_of=shown_rows), shown_schema(self.spec))
 
     def dead_letters(self) -> DataFrame:
         reader = replace(self._reader(), rows_of=rows_of_letters)
@@ -62,7 +63,8 @@ def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator
     directory = FlockDirectory.existing(checkpoint)
     spec, binding = known_operator(directory, str(operator))
     batch, parts = _committed(spark, binding), groups_by_host(directory, spec.name)
-    return _frame(spark, LogReader(spec, str(directory.path), parts, batch), state_schema(spec))
+    reader = LogReader(spec, str(directory.path), parts, batch, rows_of=shown_rows)
+    return _frame(spark, reader, shown_schema(spec))
 
 
 def known_operator(directory: FlockDirectory, operator: str) -> tuple[OperatorSpec, Binding | None]:
@@ -98,8 +100,9 @@ def _frame(spark: SparkSession, reader: StateReader | LogReader, shown: pa.Schem
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         attempt = None if context is None else context.taskAttemptId()
-        for positions in batches:
-            for position in positions.column(0).to_numpy():
-                yield from reader.read(int(position), attempt)
+        with plain_errors():
+            for positions in batches:
+                for position in positions.column(0).to_numpy():
+                    yield from reader.read(int(position), attempt)
 
     return spark.range(0, len(parts), 1, len(parts)).mapInArrow(body, schema)

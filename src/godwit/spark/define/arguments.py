@@ -49,7 +49,7 @@ class FlockArguments:
             ("backup", self.backup, isinstance(self.backup, bool), "True or False"),
             ("take_over", self.take_over, isinstance(self.take_over, bool), "True or False"),
             ("wait_s", self.wait_s, _is_duration(self.wait_s), "seconds above 0"),
-            ("onGap", self.on_gap, self.on_gap in ("error", "accept"), "'error' or 'accept'"),
+            ("on_gap", self.on_gap, self.on_gap in ("error", "accept"), "'error' or 'accept'"),
         ):
             if not good:
                 raise DefinitionError(f"{name}={value!r} is not allowed", todo=f"Give {allowed}")

@@ -7,7 +7,7 @@ supported is refused here, never ignored later.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import cloudpickle
 import pyarrow as pa
@@ -17,7 +17,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError, GodwitError
-from godwit.model.watermark import Policy
 from godwit.runtime.processor.merging import Merge, check_event_time
 from godwit.runtime.processor.native import NativeAdapter, Processor
 from godwit.runtime.processor.spec import Operator, OperatorSpec, TimeMode
@@ -69,9 +68,9 @@ def _build(definition: Definition) -> Operator:
         time_mode=time_mode,
         event_time=event_time,
         delay_ms=delay_ms,
-        watermark_policy=cast(Policy, options["watermarkPolicy"]),
+        watermark_policy=options["watermark_policy"],
         lateness_ms=getattr(definition.processor, "allowed_lateness_ms", 0),
-        null_keys=cast(Literal["error", "bucket"], options["nullKeys"]),
+        null_keys=options["null_keys"],
         tz=tz,
         timeout_s=options["timeout_s"],
         ephemeral=not frame.isStreaming,

@@ -23,8 +23,8 @@ _BINARY = "UTF8_BINARY"  # the collation of a Spark string column unless the use
 class OperatorOptions(TypedDict, total=False):
     """The options of an operator beside PySpark's own arguments.
 
-    nullKeys: "error" (the default) or "bucket": all rows whose key is null share one state.
-    watermarkPolicy: the watermark follows the fastest partition ("max", as in Spark) or the slowest ("min").
+    null_keys: "error" (the default) or "bucket": all rows whose key is null share one state.
+    watermark_policy: the watermark follows the fastest partition ("max", as in Spark) or the slowest ("min").
     timeout_s: a call of the processor that takes longer counts as hanging (60).
     value_bytes_max: the size limit of a single state value (64 MiB).
     dead_letters: whether rows and timers on which the processor fails are set aside, and the query goes on without them
@@ -33,8 +33,8 @@ class OperatorOptions(TypedDict, total=False):
     the batch again, e.g. lane=["topic", "partition"], sequence="offset".
     """
 
-    nullKeys: str
-    watermarkPolicy: str
+    null_keys: Literal["error", "bucket"]
+    watermark_policy: Literal["max", "min"]
     timeout_s: float
     value_bytes_max: int
     dead_letters: bool
@@ -43,8 +43,8 @@ class OperatorOptions(TypedDict, total=False):
 
 
 DEFAULTS: OperatorOptions = {
-    "nullKeys": "error",
-    "watermarkPolicy": "max",
+    "null_keys": "error",
+    "watermark_policy": "max",
     "timeout_s": 60.0,
     "value_bytes_max": 64 << 20,
     "dead_letters": False,
@@ -96,8 +96,8 @@ def check_choices(definition: Definition) -> None:
         )
     for option, value, allowed in (
         ("outputMode", str(definition.output_mode).lower(), ("append", "update")),
-        ("nullKeys", options["nullKeys"], ("error", "bucket")),
-        ("watermarkPolicy", options["watermarkPolicy"], ("max", "min")),
+        ("null_keys", options["null_keys"], ("error", "bucket")),
+        ("watermark_policy", options["watermark_policy"], ("max", "min")),
         ("dead_letters", options["dead_letters"], (True, False)),
     ):
         if value not in allowed:

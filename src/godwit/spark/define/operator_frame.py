@@ -24,6 +24,7 @@ from godwit.runtime.router.route import Numbering, Route, Task
 from godwit.runtime.router.router import Router
 from godwit.spark.define.operator_definition import Definition
 from godwit.spark.pyspark_api.schemas import session_zone
+from godwit.spark.task_errors import plain_errors
 from godwit.transport.wire import CHECK, HASH
 
 CONTENT, LANE, SEQUENCE = "__godwit_content", "__godwit_lane", "__godwit_sequence"
@@ -131,7 +132,8 @@ def _router_body(
         first = next(filled, None)
         task = on_lane(current_task(incarnation), first)
         given = filled if first is None else chain([first], filled)
-        return Router(route, task).run((batch.select(batch.schema.names[:-1]) for batch in given), schema)
+        with plain_errors(route.controller, route.token):
+            yield from Router(route, task).run((batch.select(batch.schema.names[:-1]) for batch in given), schema)
 
     return body
 

@@ -39,6 +39,7 @@ from godwit.spark.define.operator_frame import (
 )
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.pyspark_api.schemas import input_schema
+from godwit.spark.task_errors import instead_of_sparks, plain_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +164,11 @@ class OperatorRegistry:
         def body(batches: Iterator[Any]) -> Iterator[Any]:
             now = current_task(incarnation)
             task = Task(batch, f"initial-{now.lane}", attempt=now.attempt)
-            return Router(replace(route, numbering="position", event_time=None, merge=(), checked=False), task).run(
-                batches, schema
-            )
+            plain = replace(route, numbering="position", event_time=None, merge=(), checked=False)
+            with plain_errors(route.controller, route.token):
+                yield from Router(plain, task).run(batches, schema)
 
-        frame.mapInArrow(body, "none int").count()
+        instead_of_sparks(self._controller.last_task_error, frame.mapInArrow(body, "none int").count)
         self._directory.write_operator(operator.spec, None, initialised=True)
 
     def admitted(self, name: str) -> None:

@@ -5,6 +5,8 @@ The job ends with its host, and is submitted again at once. The new generation o
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Callable, Iterable
 
@@ -20,12 +22,14 @@ from godwit.spark.hosts.task_slots import TaskSlots
 PAUSE_S_MAX = 5.0
 TASK_ENDED = "its task ended"
 FAILURES_MAX = 3  # after so many starts in a row that did not come to serving, a restart will not help
+_NOT_SAID = re.compile(r"\s*SQLSTATE: \w+\s*|^: |org\.apache\.spark\.\w*Exception: ")
+_log = logging.getLogger("godwit.hosts")
 
 
 def _error_line(text: str) -> str:
     """The line of Spark's error text that names the error: the last one before the stack of the JVM."""
-    lines = [line for line in text.split("\n\tat ", 1)[0].splitlines() if line.strip() and "SQLSTATE" not in line]
-    return lines[-1].strip() if lines else "no error text"
+    lines = [_NOT_SAID.sub("", line) for line in text.split("\n\tat ", 1)[0].splitlines()]
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no error text")
 
 
 class HostJob:
@@ -75,16 +79,24 @@ class HostJob:
             self._forget(self.config.host)
             self._drop_lease(self._ended)
             served = self._generation() > before and not self._stopping.is_set()
-            if served and self._lost(self.config.host, self._noticed):
+            if served and self._lost(self.config.host, self._how_lost()):
                 return
             failures = 0 if self._generation() > before else failures + 1
             if (failures > FAILURES_MAX and not self._may_mend()) or self._replaced():
                 self.gave_up = not self._stopping.is_set()
                 if self.gave_up:
-                    self._controller.gave_up(self.config.host, self._never_served(failures))
+                    self._give_up(self._never_served(failures))
                 return
             self._stopping.wait(0.0 if failures == 0 else min(0.2 * 2**failures, PAUSE_S_MAX))
             self.restarts += not self._stopping.is_set()
+
+    def _how_lost(self) -> str:
+        ended = self._noticed == TASK_ENDED and self.last_end
+        return f"{TASK_ENDED} ({self.last_end})" if ended else self._noticed
+
+    def _give_up(self, error: HostUnavailable) -> None:
+        self._controller.gave_up(self.config.host, error)
+        _log.error("%s", self._controller.failure(self.config.host))
 
     def _never_served(self, failures: int) -> HostUnavailable:
         return HostUnavailable(
@@ -121,14 +133,23 @@ class HostJob:
             serve(config)
             return ()
 
+        self.last_end = ""
         self._group = f"{self._name}-{self.restarts}"
         # Without an interrupt, on which Spark's thread would spin. Spark ends the process by itself after 2 to 4 s.
-        self._context.setJobGroup(self._group, f"godwit {config.host}", interruptOnCancel=False)
+        self._context.setJobGroup(self._group, self._description(), interruptOnCancel=False)
         self._slots.reserve(self._name)
         try:
             self._context.parallelize([0], 1).mapPartitions(task).collect()
         except Exception as error:  # noqa: BLE001 a host is started again, whatever ended it
             self.last_end = _error_line(str(error))
+
+    def _description(self) -> str:
+        """For the pages of Spark's UI, where the job runs and does not end."""
+        again = f", started again {self.restarts} times" if self.restarts else ""
+        return (
+            f"Godwit {self.config.host}{again}: holds state of the flock in {self.config.checkpoint}. "
+            "It runs until the flock is closed; that it does not end is no fault"
+        )
 
     def serves(self, generation: int) -> bool:
         """Whether this generation of the host runs, and is not being stopped."""

@@ -11,6 +11,7 @@ from godwit.control.offered_rate import offered
 from godwit.errors import GodwitError
 from godwit.runtime.messages import GetStatus
 from godwit.spark.hosts.flock_parts import FlockParts
+from godwit.spark.results.measures import HotKeyShare, InstanceMeasures, LimitingKey, Measures
 
 Reports = dict[str, dict[str, Any]]  # the status reports of the instances of an operator, by host
 
@@ -37,7 +38,7 @@ class HostMeasures:
     def _owning(self) -> tuple[str, ...]:
         return tuple(host for host in self._members.hosts() if self._tables.owned(host))
 
-    def by_operator(self) -> dict[str, Any]:
+    def by_operator(self) -> dict[str, Measures]:
         """For people: the metrics of each operator, and the figures of each of its instances."""
         reports = self._reports()
         owning = self._owning()
@@ -62,18 +63,19 @@ class HostMeasures:
         instances = {host: _instance_load(report) for host, report in of_owners.items()}
         return OperatorLoad(instances, _offered_rate(of_owners), _hot_keys(of_owners), merges)
 
-    def _shown(self, operator: str, reports: Reports, owning: Sequence[str]) -> dict[str, Any]:
+    def _shown(self, operator: str, reports: Reports, owning: Sequence[str]) -> Measures:
         load = self._load(reports, owning)
         sample = Sample(0.0, tuple(owning), {operator: load})
         metrics = {name: metric.of(sample, operator) for name, metric in METRICS.items()}
-        return {
+        limiting = load.limiting_key()
+        return Measures(
             **metrics,
-            "true_rows_per_s": load.true_rows_per_s,
-            "offered_rows_per_s": load.offered_rows_per_s,
-            "hot_keys": [{"key": hot.key, "host": hot.host, "share": round(hot.share, 4)} for hot in load.hot],
-            "limiting_key": load.limiting_key(),
-            "hosts": {host: _instance_line(report) for host, report in reports.items()},
-        }
+            true_rows_per_s=load.true_rows_per_s,
+            offered_rows_per_s=load.offered_rows_per_s,
+            hot_keys=tuple(HotKeyShare(key=hot.key, host=hot.host, share=round(hot.share, 4)) for hot in load.hot),
+            limiting_key=None if limiting is None else LimitingKey(**limiting),
+            hosts={host: _instance_measures(report) for host, report in reports.items()},
+        )
 
 
 def _instance_load(report: Mapping[str, Any]) -> InstanceLoad:
@@ -88,10 +90,10 @@ def _offered_rate(reports: Reports) -> float | None:
     return offered(working) if working else 0.0
 
 
-def _instance_line(report: Mapping[str, Any]) -> dict[str, Any]:
-    keys = [{**hot, "key": _key_text(hot["key"])} for hot in report["gauges"]["hot"]["keys"]]
+def _instance_measures(report: Mapping[str, Any]) -> InstanceMeasures:
+    keys = tuple({**hot, "key": _key_text(hot["key"])} for hot in report["gauges"]["hot"]["keys"])
     lately = {"last_5_s": report["gauges"]["short"], "last_60_s": report["gauges"]["long"]}
-    return {"keys": report["keys"], "state_bytes": report["bytes"], **lately, "hot_keys": keys}
+    return InstanceMeasures(keys=report["keys"], state_bytes=report["bytes"], **lately, hot_keys=keys)
 
 
 def _hot_keys(reports: Reports) -> tuple[HotKey, ...]:

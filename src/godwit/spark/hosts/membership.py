@@ -7,6 +7,7 @@ hand-overs are confirmed.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from godwit.spark.hosts.flock_hosts import Hosts
 from godwit.spark.hosts.owner_tables import OwnerTables
 
 ASK_GAP_S = 0.02
+_log = logging.getLogger("godwit.hosts")
 
 
 class Membership:
@@ -108,6 +110,7 @@ class Membership:
             self._tables.joined(names)
         self.tell_roster()
         self._history.add("joined", hosts=list(names))
+        _log.info("%s joined the flock in %s", ", ".join(names), self._directory.path)
 
     def leave(self, names: Sequence[str]) -> bool:
         """Stop these hosts; False, and nothing happens, if they still own something."""
@@ -121,6 +124,7 @@ class Membership:
         self.tell_roster()
         self._hosts.stop(names)
         self._history.add("left", hosts=list(names))
+        _log.info("%s left the flock in %s", ", ".join(names), self._directory.path)
         self._end_backups(names)
         return True
 

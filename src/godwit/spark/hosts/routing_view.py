@@ -8,6 +8,7 @@ from typing import Any
 from godwit.control.moves import groups_in, spans
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.spark.results.result_record import aligned
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class RoutingView:
 
     def __repr__(self) -> str:
         head = ("host", "groups", "of them", "keys apart", "since", "migration")
-        lines = [head] + [
+        lines = [
             (
                 r["host"],
                 _short(r["groups"]),
@@ -40,11 +41,7 @@ class RoutingView:
             )
             for r in self.rows
         ]
-        widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
-        shown = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        ]
-        return "\n".join([f"{self.operator}, table {self.version}", *shown])
+        return "\n".join([f"{self.operator}, table {self.version}", *aligned(head, lines)])
 
 
 def _short(text: str, chars_max: int = 40) -> str:
