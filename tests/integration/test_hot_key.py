@@ -158,7 +158,7 @@ def test_late_declaration_is_kept_with_the_definition(nest: Nest) -> None:
     nest.start_all()
     define(nest, merges=True)
     nest.define("host-0")
-    assert replace(nest.operator.spec, merge=()).differences(nest.operator.spec) == [], "state is the same either way"
+    assert replace(nest.operator.spec, merge=()).same_forms(nest.operator.spec), "state is the same either way"
     client = nest.client("host-0")
     assert typed.ask(client, GetStatus()).instances[0]["merges"] is True
     client.close()

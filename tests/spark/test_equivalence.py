@@ -187,12 +187,6 @@ def initial_state(spark: SparkSession) -> Any:
 # -- what Spark has and Godwit has not ---------------------------------------------------------------------------------
 
 
-class Forgetful(processors.RunningCount):
-    def init(self, handle: Any) -> None:
-        super().init(handle)
-        handle.deleteIfExists("older")
-
-
 class LapsingByNoTime(processors.RunningCount):
     def init(self, handle: Any) -> None:
         handle.getValueState("lapsing", "n long", 1000)
@@ -206,7 +200,6 @@ def test_features_that_are_not_there_are_refused_at_definition(engines: SideBySi
     output = processors.RunningCount.OUTPUT
     flock = engines.flock
     for message, given, keys, processor, more in (
-        ("deleteIfExists", frame, "id", flavoured(Forgetful, "row"), {}),
         ("TTL", frame, "id", flavoured(LapsingByNoTime, "row"), {}),
         ("collat", collated, "id", counted, {}),
         ("part of a key", nested, "id", counted, {}),

@@ -454,7 +454,7 @@ def test_an_exported_state_is_cut_into_batches(state):
 
 
 def test_variables_added_later_are_used_like_the_first(state):
-    state.extend([Variable("late", "map", SCHEMA, SCHEMA)])
+    state.redefine(state.layout.evolved((*state.variables, Variable("late", "map", SCHEMA, SCHEMA))))
     state.map_put(4, A, b"p", b"1")
     assert rows(state.commit()) == [("a", 4, PUT, b"p", b"1")]
     assert state.key_count == 1

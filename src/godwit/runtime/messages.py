@@ -25,7 +25,7 @@ class OpenLane(Message):
 
     `scope`: the evaluation of a batch DataFrame; None for a streaming query. `carries`: the lane has rows or a tick, so the
     outputs of timers may leave through it. `answered`: the greatest lsn that each generation of the host has answered this
-    attempt of the lane before.
+    attempt of the lane before. `definition`: the definition of the operator that the router belongs to.
     """
 
     operator: str
@@ -36,6 +36,7 @@ class OpenLane(Message):
     scope: str | None = None
     carries: bool = True
     answered: tuple[tuple[int, int], ...] = ()
+    definition: str = ""
 
     @property
     def request(self) -> BatchRef:
@@ -366,22 +367,24 @@ FROM_TARGET: Final = (
 class OperatorDefinition(Message):
     """An operator as hosts take it. `routing`: the first owners, for a host that has no record of the operator.
 
-    `initial`: by host, the rows from which every evaluation of a batch DataFrame starts.
+    `initial`: by host, the rows from which every evaluation of a batch DataFrame starts. `definition`: identifies the call
+    that defined the operator.
     """
 
     spec: OperatorSpec
     adapter: bytes = field(repr=False)
     initial: dict[str, bytes] = field(default_factory=dict, repr=False)
     routing: Routing | None = None
+    definition: str = ""
 
     @classmethod
     def of(cls, operator: Operator, routing: Routing | None = None) -> Self:
-        return cls(operator.spec, operator.adapter, dict(operator.initial), routing)
+        return cls(operator.spec, operator.adapter, dict(operator.initial), routing, operator.definition)
 
     def operator_at(self, host: str) -> Operator:
         """With the initial rows of this host only."""
         rows = {name: rows for name, rows in self.initial.items() if name == host}
-        return Operator(self.spec, self.adapter, rows)
+        return Operator(self.spec, self.adapter, rows, definition=self.definition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class RunningFlock:
         self.measures = HostMeasures(parts)
         runner = MoveRunner(parts, self.operators.is_defined)
         self.requests = RequestQueue(parts, runner, self.incarnation)
+        self.operators.at_rest = self.requests.at_rest
         self.losses = LostHostHandler(parts, self.requests, settings.recovery, settings.storage.durability, self.scopes)
         self.copier = FlockCopier(directory, self.hosts, lambda: self._admission.bindings, self.requests.keys_move)
 

@@ -12,7 +12,7 @@ count from the end.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -156,13 +156,21 @@ def _check_size(size_bytes: int) -> None:
         )
 
 
-def latest(table: pa.Table, key_names: Sequence[str], keep_removals: bool = False) -> pa.Table:
+def latest(
+    table: pa.Table,
+    key_names: Sequence[str],
+    keep_removals: bool = False,
+    newest: Mapping[int, int | None] | None = None,
+) -> pa.Table:
     """The rows that still matter: replaying them gives the state that replaying all of them gives.
 
     That is the last PUT of every (key, var, sub) that no later REMOVE or CLEAR undoes, standing where its
     sub came into being, because a map keeps its order of insertion. With `keep_removals` the result may
     also be replayed on top of older rows: the last CLEAR of each variable and the last REMOVE of each sub
     stay, ahead of the PUTs.
+
+    `newest`: by number, the number of the newest form of the same variable, for numbers that are of one variable (see
+    `layout`). Rows keep their own number.
     """
     count = table.num_rows
     if count == 0:
@@ -170,8 +178,9 @@ def latest(table: pa.Table, key_names: Sequence[str], keep_removals: bool = Fals
     op = table.column(len(key_names) + 1).to_numpy()
     row = np.arange(count, dtype=np.int64)
     of_var = _Groups(count)
-    for i in range(len(key_names) + 1):
+    for i in range(len(key_names)):
         of_var = of_var.refined(table.column(i))
+    of_var = of_var.refined(_same_variable(table.column(len(key_names)), newest or {}))
     of_sub = of_var.refined(table.column(len(key_names) + 2))
 
     clears, removes, puts = (row[op == kind] for kind in (CLEAR, REMOVE, PUT))
@@ -185,6 +194,16 @@ def latest(table: pa.Table, key_names: Sequence[str], keep_removals: bool = Fals
     if keep_removals:
         rows_left = np.concatenate([last_clear[last_clear >= 0], last_remove[last_remove >= 0], rows_left])
     return table.take(rows_left)
+
+
+def _same_variable(var: pa.ChunkedArray[Any], newest: Mapping[int, int | None]) -> pa.ChunkedArray[Any]:
+    if not newest:
+        return var
+    numbers = var.to_numpy()
+    same = numbers.copy()
+    for number, last in newest.items():
+        same[numbers == number] = number if last is None else last
+    return pa.chunked_array([pa.array(same)])
 
 
 class _Groups:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgpack
 import numpy as np
@@ -22,6 +22,9 @@ from godwit.errors import StateTypeError
 from godwit.state.converters import FieldCodec, MakeStruct, nested_row, refusal, slot
 
 NULLS: Final = "_nulls"
+
+Pack: TypeAlias = Callable[[Sequence[Any]], bytes]
+Unpack: TypeAlias = Callable[[bytes], tuple[Any, ...]]
 
 # struct and numpy spell each fixed-width type differently; times are stored as integers.
 _FIXED: Final[Sequence[tuple[Callable[[Any], bool], str, str]]] = (
@@ -40,12 +43,17 @@ _FIXED: Final[Sequence[tuple[Callable[[Any], bool], str, str]]] = (
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Turns a tuple of field values into bytes and back; `dtype` is None unless all are of fixed width."""
+    """Turns a tuple of field values into bytes and back; `dtype` is None unless all are of fixed width.
+
+    `pack` and `unpack` do the same with stored values: as `converters` leave them, and without any check.
+    """
 
     schema: pa.Schema
     dtype: np.dtype[Any] | None
-    encode: Callable[[Sequence[Any]], bytes]
-    decode: Callable[[bytes], tuple[Any, ...]]
+    encode: Pack
+    decode: Unpack
+    pack: Pack
+    unpack: Unpack
 
 
 def compile_codec(schema: pa.Schema, tz: str = "UTC", make_struct: MakeStruct = nested_row) -> Codec:
@@ -59,7 +67,9 @@ def compile_codec(schema: pa.Schema, tz: str = "UTC", make_struct: MakeStruct = 
     fixed = [f for f in formats if f is not None]
     if len(fixed) == len(formats):
         return _packed(schema, slots, fixed)
-    return Codec(schema, None, _msgpack_encode(slots), _msgpack_decode(slots))
+    # Stored values are plain, so the packer never calls back into Python: threads may share it.
+    pack: Pack = msgpack.Packer(use_bin_type=True).pack
+    return Codec(schema, None, _packing(slots, pack), _unpacking(slots, _msgpack_unpack), pack, _msgpack_unpack)
 
 
 def _fixed_format(t: pa.DataType) -> tuple[str, str] | None:
@@ -69,12 +79,9 @@ def _fixed_format(t: pa.DataType) -> tuple[str, str] | None:
 def _packed(schema: pa.Schema, slots: Sequence[FieldCodec], formats: Sequence[tuple[str, str]]) -> Codec:
     width = max(1, -(-len(slots) // 8))
     layout = struct.Struct(f"<{width}s{''.join(to_struct for to_struct, _ in formats)}")
-    return Codec(
-        schema,
-        _dtype(schema, width, formats),
-        _packed_encode(slots, layout, width),
-        _packed_decode(slots, layout, width),
-    )
+    pack, unpack = _packed_pack(layout, width), _packed_unpack(layout, width)
+    encode = _packed_encode(slots, layout, width, _packing(slots, pack))
+    return Codec(schema, _dtype(schema, width, formats), encode, _unpacking(slots, unpack), pack, unpack)
 
 
 def _dtype(schema: pa.Schema, width: int, formats: Sequence[tuple[str, str]]) -> np.dtype[Any] | None:
@@ -85,11 +92,10 @@ def _dtype(schema: pa.Schema, width: int, formats: Sequence[tuple[str, str]]) ->
     return np.dtype({"names": names, "formats": [nulls, *(to_numpy for _, to_numpy in formats)]})
 
 
-def _packed_encode(slots: Sequence[FieldCodec], layout: struct.Struct, width: int) -> Callable[[Sequence[Any]], bytes]:
+def _packed_encode(slots: Sequence[FieldCodec], layout: struct.Struct, width: int, careful: Pack) -> Pack:
     pack = layout.pack
     no_nulls = bytes(width)
     plain = tuple(_plain_type(s.type) for s in slots)
-    to_stored = _to_stored(slots)
 
     def encode(values: Sequence[Any]) -> bytes:
         try:
@@ -99,33 +105,28 @@ def _packed_encode(slots: Sequence[FieldCodec], layout: struct.Struct, width: in
             pass  # out of range, or no sequence: the careful way says what is wrong
         return careful(values)
 
-    def careful(values: Sequence[Any]) -> bytes:
-        stored = to_stored(values)
-        nulls = 0
-        for i, value in enumerate(stored):
-            if value is None:
-                nulls |= 1 << i
-                stored[i] = 0
-        return pack(nulls.to_bytes(width, "little"), *stored)
-
     return encode
 
 
-def _packed_decode(
-    slots: Sequence[FieldCodec], layout: struct.Struct, width: int
-) -> Callable[[bytes], tuple[Any, ...]]:
-    unpack = layout.unpack
+def _packed_pack(layout: struct.Struct, width: int) -> Pack:
+    def pack(stored: Sequence[Any]) -> bytes:
+        nulls = sum(1 << i for i, value in enumerate(stored) if value is None)
+        return layout.pack(nulls.to_bytes(width, "little"), *(0 if value is None else value for value in stored))
+
+    return pack
+
+
+def _packed_unpack(layout: struct.Struct, width: int) -> Unpack:
     no_nulls = bytes(width)
-    from_stored = _from_stored(slots)
 
-    def decode(data: bytes) -> tuple[Any, ...]:
-        stored = unpack(data)
+    def unpack(data: bytes) -> tuple[Any, ...]:
+        stored = layout.unpack(data)
         if stored[0] == no_nulls:
-            return from_stored(stored[1:])
+            return stored[1:]
         nulls = int.from_bytes(stored[0], "little")
-        return from_stored(tuple([None if nulls >> i & 1 else v for i, v in enumerate(stored[1:])]))
+        return tuple([None if nulls >> i & 1 else v for i, v in enumerate(stored[1:])])
 
-    return decode
+    return unpack
 
 
 def _plain_type(t: pa.DataType) -> type | None:
@@ -137,16 +138,19 @@ def _plain_type(t: pa.DataType) -> type | None:
     return float if pa.types.is_floating(t) else None
 
 
-def _msgpack_encode(slots: Sequence[FieldCodec]) -> Callable[[Sequence[Any]], bytes]:
-    # Stored values are plain, so the packer never calls back into Python: threads may share it.
-    pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
+def _msgpack_unpack(data: bytes) -> tuple[Any, ...]:
+    stored: tuple[Any, ...] = msgpack.unpackb(data, use_list=False, raw=False)
+    return stored
+
+
+def _packing(slots: Sequence[FieldCodec], pack: Pack) -> Pack:
     to_stored = _to_stored(slots)
     return lambda values: pack(to_stored(values))
 
 
-def _msgpack_decode(slots: Sequence[FieldCodec]) -> Callable[[bytes], tuple[Any, ...]]:
+def _unpacking(slots: Sequence[FieldCodec], unpack: Unpack) -> Unpack:
     from_stored = _from_stored(slots)
-    return lambda data: from_stored(msgpack.unpackb(data, use_list=False, raw=False))
+    return unpack if from_stored is None else lambda data: from_stored(unpack(data))
 
 
 def _to_stored(slots: Sequence[FieldCodec]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -164,10 +168,11 @@ def _to_stored(slots: Sequence[FieldCodec]) -> Callable[[Sequence[Any]], list[An
     return to_stored
 
 
-def _from_stored(slots: Sequence[FieldCodec]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _from_stored(slots: Sequence[FieldCodec]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+    """None if stored values are what a user sees."""
     loads = [s.load for s in slots]
     if not any(loads):
-        return lambda stored: stored
+        return None
 
     def from_stored(stored: tuple[Any, ...]) -> tuple[Any, ...]:
         pairs = zip(loads, stored, strict=True)

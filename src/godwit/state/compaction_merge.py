@@ -18,6 +18,7 @@ from itertools import chain, groupby
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from godwit.errors import InvariantBroken
 from godwit.state.changes import COLUMN_VAR, latest
@@ -181,12 +182,18 @@ class CompactionMerge:
         if define is None:
             raise InvariantBroken("state was logged of an operator that was never defined", operator=operator)
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(define.info["schema"])))
+        newest = {int(number): last for number, last in define.info.get("newest", {}).items()}
+        deleted = [number for number, last in newest.items() if last is None]
         sources = [_Source(list(pieces), schema) for _, pieces in groupby(merged, lambda p: p.source)]
         batch = max(piece.info["batch"] for piece in merged)
         count = slice_count(sum(piece.size_bytes for piece in merged), self.slice_bytes)
         for index in range(count):
             rows = pa.concat_tables([source.rows(index, count) for source in sources]).combine_chunks()
-            rows = latest(rows, schema.names[:COLUMN_VAR], keep_removals)
+            if deleted:
+                rows = rows.filter(
+                    pc.invert(pc.is_in(rows.column(COLUMN_VAR + len(schema)), pa.array(deleted, pa.int16())))
+                )
+            rows = latest(rows, schema.names[:COLUMN_VAR], keep_removals, newest)
             info = {"kind": "state", "op": operator, "batch": batch, "slice": [index, count]}
             yield from (Part(info, body) for body in _serialized(rows))
 

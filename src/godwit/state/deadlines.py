@@ -10,11 +10,12 @@ import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
 _STAMP = struct.Struct("<q")
+STAMP_BYTES: Final = _STAMP.size  # in front of a payload with a time to live: when it ends
 
 
 class Deadlines(Generic[T]):
@@ -95,21 +96,21 @@ class Expiry(Generic[T]):
     deadline if it was written since. So the deadlines grow with the entries, not with the writes.
     """
 
-    __slots__ = ("_deadlines", "_looked_at", "_now", "_ttl_ms", "_watched")
+    __slots__ = ("_deadlines", "_looked_at", "_now", "_watched", "ttl_ms")
 
     def __init__(self, ttl_ms: int, now: Now) -> None:
-        self._ttl_ms = ttl_ms
+        self.ttl_ms = ttl_ms
         self._now = now
         self._deadlines: Deadlines[T] = Deadlines()
         self._watched: set[T] = set()
         self._looked_at: list[tuple[int, T]] = []
 
     def stamp(self, payload: bytes) -> bytes:
-        return _STAMP.pack(self._now.ms + self._ttl_ms) + payload
+        return _STAMP.pack(self._now.ms + self.ttl_ms) + payload
 
     def live(self, stamped: bytes) -> bytes | None:
         """The payload without its stamp, None if its time is over."""
-        return stamped[8:] if expiry_ms(stamped) > self._now.ms else None
+        return stamped[STAMP_BYTES:] if expiry_ms(stamped) > self._now.ms else None
 
     def watch(self, item: T, at_ms: int) -> None:
         if item not in self._watched:

@@ -4,7 +4,7 @@ Decides when state changes: a chunk works on a stage, `prepare` collects what th
 `rollback` drops all of it, and until `settle` the state of the last committed batch can still be exported. It must not know
 batches, lanes or files. Of time it knows only `now_ms`, which decides what has outlived its time to live.
 
-Variables are named by their position. One thread at a time.
+Callers name a variable by its place among the declared ones, change rows by its number (see `layout`). One thread at a time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from godwit.state.change_batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, put_bat
 from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, PUT, TIMERS, Changes
 from godwit.state.deadlines import Now
 from godwit.state.keys import Key, KeyCodec
+from godwit.state.layout import FormReader, Layout, payload_conversion, unknown_form
 from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
 from godwit.state.memory_limit import MemoryLimit, undo_bytes
 from godwit.state.shelf import Shelf
-from godwit.state.table import InstalledKeys, InstallStage, Row, Table
+from godwit.state.table import InstalledKeys, InstallStage, Row, Shelved, Table
+from godwit.state.table_conversion import convert_table
 from godwit.state.timers import TimerTable
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
@@ -43,7 +45,7 @@ class KeyedState:
 
     def __init__(
         self,
-        variables: Sequence[Variable],
+        layout: Layout | Sequence[Variable],
         key_codec: KeyCodec,
         spill_dir: Path | None = None,
         memory_max_bytes: int | None = None,
@@ -53,36 +55,70 @@ class KeyedState:
         self._gone: dict[Key, int | None] = {}  # keys that lost all state since the last settled moment
         self._now = Now()
         self.memory_limit = MemoryLimit(spill_dir, memory_max_bytes)
-        self._values: dict[int, ValueTable] = {}
+        self._values: dict[int, ValueTable] = {}  # by the place of the variable, as are lists and maps
         self._lists: dict[int, ListTable] = {}
         self._maps: dict[int, MapTable] = {}
         self._timers = TimerTable(key_codec)
-        self._shelves: list[Shelf[Any]] = []
-        self._tables: dict[int, Table] = {}
-        self._tables[TIMERS] = self._timers
-        self._letters = self._tables[LETTERS] = ListTable(LETTERS, key_codec, None, self._now)
-        self._shelves.append(self._letters.shelf)
-        self.variables: tuple[Variable, ...] = ()
-        self.extend(variables)
+        self._letters = ListTable(LETTERS, key_codec, None, self._now)
+        self._tables: dict[int, Table] = {TIMERS: self._timers, LETTERS: self._letters}  # by number
+        self._use(layout if isinstance(layout, Layout) else Layout.first(layout))
 
-    def extend(self, variables: Sequence[Variable]) -> None:
-        """Add variables, numbered after the present ones: a later definition may have more of them."""
-        for var, variable in enumerate(variables, len(self.variables)):
-            table = self._new_table(var, variable)
-            self._tables[var] = table
-            self._shelves.append(table.shelf)
-        self.variables += tuple(variables)
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The declared variables: methods name one by its place here."""
+        return self.layout.variables
 
-    def _new_table(self, var: int, variable: Variable) -> ValueTable | ListTable | MapTable:
-        given = (var, self.key_codec, variable.ttl_ms, self._now)
+    def redefine(self, layout: Layout) -> None:
+        """Take the layout of a later definition: values of old forms are converted, variables that were deleted are dropped."""
+        self._check_nothing_staged("redefine")
+        before = self._tables
+        self._use(layout)
+        for number, table in before.items():
+            if number in self._tables:
+                continue
+            newest = layout.newest.get(number)
+            if newest is None:
+                self._drop_table(table)
+            else:
+                convert = payload_conversion(layout, number)
+                convert_table(table, self._tables[newest], convert, self.key_codec, self._make_room)
+            if isinstance(table, Shelved):
+                table.shelf.close()
+
+    def _use(self, layout: Layout) -> None:
+        """Have the tables of this layout: those that exist stay, new ones are empty."""
+        declared = dict(zip(layout.numbers, layout.variables, strict=True))
+        tables: dict[int, Table] = {number: self._tables[number] for number in (TIMERS, LETTERS)}
+        for number, variable in (layout.dormant | declared).items():
+            tables[number] = self._table(number, variable)
+        self._tables = tables
+        by_place = [tables[number] for number in layout.numbers]
+        self._values = {place: table for place, table in enumerate(by_place) if isinstance(table, ValueTable)}
+        self._lists = {place: table for place, table in enumerate(by_place) if isinstance(table, ListTable)}
+        self._maps = {place: table for place, table in enumerate(by_place) if isinstance(table, MapTable)}
+        self._shelves: list[Shelf[Any]] = [table.shelf for table in tables.values() if isinstance(table, Shelved)]
+        self.layout = layout
+        self._forms = FormReader(layout)
+
+    def _table(self, number: int, variable: Variable) -> Table:
+        table = self._tables.get(number)
+        if isinstance(table, (ValueTable, ListTable, MapTable)):
+            table.set_ttl(variable.ttl_ms)
+            return table
+        given = (number, self.key_codec, variable.ttl_ms, self._now)
         match variable.kind:
             case "value":
-                return self._values.setdefault(var, ValueTable(*given))
+                return ValueTable(*given)
             case "list":
-                return self._lists.setdefault(var, ListTable(*given))
+                return ListTable(*given)
             case "map":
-                return self._maps.setdefault(var, MapTable(*given))
+                return MapTable(*given)
         assert_never(variable.kind)
+
+    def _drop_table(self, table: Table) -> None:
+        keys = list(table.each_key())
+        table.clear_many(keys)
+        self._count_keys(table, table.prepare(Changes())())
 
     @property
     def now_ms(self) -> int:
@@ -178,10 +214,13 @@ class KeyedState:
 
     def prepare(self) -> StagedChanges:
         """Collect what the stage changes, and do all that may fail. Nothing is installed: the stage can be rolled back."""
-        self.memory_limit.free(self._tables, self._shelves)
+        self._make_room()
         changes = Changes()
         installs = [(table, table.prepare(changes)) for table in self._tables.values() if table.staged]
         return StagedChanges(changes, installs)
+
+    def _make_room(self) -> None:
+        self.memory_limit.free(self._tables, self._shelves)
 
     def install(self, prepared: StagedChanges) -> None:
         """Install the stage as it was prepared. This cannot be undone, not even if it fails halfway."""
@@ -225,7 +264,7 @@ class KeyedState:
         """Stage change rows as they are, in order."""
         self._check_nothing_staged("replay")
         for batch in batches:
-            self._stage_batch(batch)
+            self._stage_batch(self._forms.current(batch))
 
     def _stage_batch(self, batch: pa.RecordBatch) -> None:
         rows_var = batch.columns[COLUMN_VAR].to_numpy()
@@ -286,6 +325,7 @@ class KeyedState:
 
     def amend(self, batch: pa.RecordBatch) -> None:
         """Take up one of the batches of `export_committed`, in their order."""
+        batch = self._forms.current(batch)
         columns: list[list[Any]] = [column.to_pylist() for column in batch.columns[COLUMN_VAR:]]
         keys = self.key_codec.from_arrow(batch.columns[:COLUMN_VAR])
         cleared: dict[int, list[Key]] = {}
@@ -295,6 +335,8 @@ class KeyedState:
                 rows.setdefault(var, []).append((key, sub, value))
             else:
                 cleared.setdefault(var, []).append(key)
+        for var in (cleared | rows).keys() - self._tables.keys():
+            raise unknown_form(var)
         for table in self._tables.values():
             if table.var in cleared or table.var in rows:
                 table.amend(cleared.get(table.var, ()), rows.get(table.var, ()))
@@ -337,6 +379,8 @@ class KeyedState:
         columns = rows.columns
         keys = self.key_codec.from_arrow(columns[:COLUMN_VAR])
         ops = columns[COLUMN_OP].to_numpy()
+        if var not in self._tables:
+            raise unknown_form(var)
         self._tables[var].stage_rows(ops, keys, columns[COLUMN_SUB], columns[COLUMN_VALUE])
 
     def _count_keys(self, table: Table, moves: InstalledKeys) -> None:

@@ -43,6 +43,11 @@ def with_rows(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(ROW, pa.int64(), nullable=False), *schema])
 
 
+def no_tagged_outputs(schema: pa.Schema) -> pa.RecordBatch:
+    wide = with_rows(schema)
+    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in wide], schema=wide)
+
+
 def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # type: ignore[attr-defined]
 
@@ -109,6 +114,10 @@ class Entry:
             checks = np.concatenate((self.checks, other.checks))
         return Entry(rows, hashes, joined([self.outputs, other.outputs]), checks=checks)
 
+    def without_outputs(self, output_schema: pa.Schema) -> Entry:
+        """The entry after the output schema has changed: the run that may ask for its outputs has ended."""
+        return Entry(self.rows, self.hashes, no_tagged_outputs(output_schema), self.firing, self.checks)
+
     def within(self, part: tuple[Mapping[str, Any], bytes]) -> Entry:
         """The same entry, as a view of its part.
 
@@ -120,11 +129,16 @@ class Entry:
         return self if small else Entry.from_part(info, memoryview(body), _without_rows(self.outputs.schema))
 
     @classmethod
-    def from_part(cls, info: Mapping[str, Any], body: memoryview, output_schema: pa.Schema) -> Entry:
+    def from_part(
+        cls, info: Mapping[str, Any], body: memoryview, output_schema: pa.Schema, outputs_fit: bool = True
+    ) -> Entry:
+        """`outputs_fit`: the outputs of the part have this schema; if not, the entry has no outputs."""
         cut = info["applied_bytes"]
         checked = info.get("checked", False)
         applied = pa.ipc.read_record_batch(pa.py_buffer(body[:cut]), CHECKED if checked else APPLIED)
-        outputs = pa.ipc.read_record_batch(pa.py_buffer(body[cut:]), with_rows(output_schema))
+        outputs = no_tagged_outputs(output_schema)
+        if outputs_fit:
+            outputs = pa.ipc.read_record_batch(pa.py_buffer(body[cut:]), with_rows(output_schema))
         checks = applied.column(2).to_numpy() if checked else None
         return cls(applied.column(0).to_numpy(), applied.column(1).to_numpy(), outputs, info.get("firing", ""), checks)
 
@@ -150,6 +164,15 @@ class Ledger:
         self.begun = set()
         self.mixed = set()
         self._store.clear()
+
+    def redefine(self, output_schema: pa.Schema) -> None:
+        """The output schema has changed: entries stay without their outputs."""
+        entries = [(lane, entry.without_outputs(output_schema)) for lane, entry in self.entries()]
+        self.output_schema, self.lanes = output_schema, {}
+        self._store.clear()
+        self.__post_init__()
+        for lane, entry in entries:
+            self.record(lane, entry)
 
     def begin(self, lane: str) -> None:
         if not lane.startswith(COLUMN_LANE):

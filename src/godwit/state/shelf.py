@@ -147,6 +147,13 @@ class Shelf(Generic[P]):
             self._disk = disk
         self._cold, self._hot, self._hot_bytes = self._hot, {}, 0
 
+    def close(self) -> None:
+        """The shelf is not used any more: give the space of its entries back."""
+        disk, self._disk = self._disk, None
+        self._hot, self._cold = {}, {}
+        while disk and (page := list(islice(disk.scan(self._var), _WRITE_ROWS))):
+            disk.delete_many(self._var, [packed for packed, _ in page])
+
     def _promote(self, key: Key) -> P | None:
         payload = self._cold.get(key)
         if payload is None and self._disk and key not in self._gone:

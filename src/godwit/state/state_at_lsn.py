@@ -6,7 +6,7 @@ a compaction removes meanwhile are found again in the manifest that names their 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,30 +17,26 @@ from godwit.state.changes import changes_schema
 from godwit.state.frames import Part
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
+from godwit.state.layout import Layout
 from godwit.state.manifest import newest_manifest
 from godwit.state.recovery import open_reader
-from godwit.state.variables import Variable
 
 _TRIES: Final = 20  # a file may be compacted away while it is about to be read; that many times in a row it is not
 
 
-def state_at(
-    directory: Path, operator: str, variables: Sequence[Variable], key_codec: KeyCodec, last_lsn: int
-) -> KeyedState:
+def state_at(directory: Path, operator: str, layout: Layout, key_codec: KeyCodec, last_lsn: int) -> KeyedState:
     """All state of the operator that the log holds up to this frame, which must be written."""
     for attempt in range(_TRIES):
         try:
-            return _read(directory, operator, variables, key_codec, last_lsn)
+            return _read(directory, operator, layout, key_codec, last_lsn)
         except (CheckpointCorrupt, CheckpointUnusable):
             if attempt == _TRIES - 1:
                 raise
     raise AssertionError("the last attempt either returns or raises")
 
 
-def _read(
-    directory: Path, operator: str, variables: Sequence[Variable], key_codec: KeyCodec, last_lsn: int
-) -> KeyedState:
-    state = KeyedState(variables, key_codec)
+def _read(directory: Path, operator: str, layout: Layout, key_codec: KeyCodec, last_lsn: int) -> KeyedState:
+    state = KeyedState(layout, key_codec)
     schema = changes_schema(key_codec)
     for part in _parts(directory, last_lsn):
         if part.info.get("op") != operator:
@@ -50,7 +46,7 @@ def _read(
                 state.replay(pa.ipc.read_record_batch(pa.py_buffer(part.body), schema))
                 state.settle()
             case "drop":
-                state = KeyedState(variables, key_codec)
+                state = KeyedState(layout, key_codec)
     return state
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.state.changes import Changes
+from godwit.state.deadlines import Expiry
 from godwit.state.images import Form, Images
 from godwit.state.keys import Key, KeyCodec
 from godwit.state.shelf import P, Payload, Shelf
@@ -122,11 +123,17 @@ class Shelved(Generic[P]):
     """A table whose base is on a shelf."""
 
     _stage: Mapping[Key, Any]
+    _expiry: Expiry[Any] | None
 
     def __init__(self, var: int, form: Payload[P], key_codec: KeyCodec) -> None:
         self.var = var
         self._key_codec = key_codec
         self.shelf = Shelf(var, form, key_codec)
+
+    def set_ttl(self, ttl_ms: int | None) -> None:
+        """Entries that are written from now on live so long; a table without a time to live stays without."""
+        if self._expiry is not None and ttl_ms is not None:
+            self._expiry.ttl_ms = ttl_ms
 
     @property
     def count(self) -> int:

@@ -25,7 +25,10 @@ PENDING_STEP = "held"  # in a ledger part: outputs of timers that count when thi
 def define_part(memory: Memory) -> NewPart:
     schema = changes_schema(memory.key_codec)
     info = {"kind": "define", "op": memory.name, "schema": schema_text(schema), "spec": memory.spec.to_dict()}
-    return info, b""
+    layout = memory.spec.layout
+    newest = {number: layout.newest.get(number) for number in layout.forms}
+    changed = {number: last for number, last in newest.items() if number != last}
+    return info | ({"newest": changed} if changed else {}), b""  # compaction merges rows of all forms of a variable
 
 
 def mark_part(memory: Memory) -> NewPart:
@@ -37,6 +40,17 @@ def own_part(memory: Memory) -> NewPart:
     assert memory.ownership is not None, "only an instance with an ownership writes it down"
     info = {"kind": "own", "op": memory.name, "own": memory.ownership.to_dict(), "staged": memory.staged.to_dict()}
     return info, b""
+
+
+def ledger_part(memory: Memory, lane: str, entry: Entry) -> NewPart:
+    """A ledger entry of the batch in progress, for the changelog or for another host."""
+    info, body = entry.part(memory.name, memory.progress.batch, lane)
+    return info | ({"outputs": memory.spec.outputs} if memory.spec.outputs else {}), body
+
+
+def entry_of(memory: Memory, info: Mapping[str, Any], body: memoryview) -> Entry:
+    """The entry of a ledger part. Outputs of an earlier output schema are left out: their run has ended."""
+    return Entry.from_part(info, body, memory.spec.output_schema, info.get("outputs", 0) == memory.spec.outputs)
 
 
 class Recovery:
@@ -93,7 +107,7 @@ class Recovery:
             end_lane(memory, info)
             return
         memory.ledger.make_room()  # the host may have ended because there was no room for this ledger
-        entry = Entry.from_part(info, memoryview(bytes(body)), memory.spec.output_schema)
+        entry = entry_of(memory, info, memoryview(bytes(body)))
         if PENDING_STEP in info:
             memory.batch.pending_outputs.setdefault(info[PENDING_STEP], []).append((info["lane"], entry))
         elif info.get("from"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from godwit.errors import CheckpointUnusable, GodwitError, StaleGeneration, StateUncertain
+from godwit.runtime.durable.changelog_parts import ledger_part
 from godwit.runtime.durable.journal import Journal, NewPart, Unwritten
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
@@ -104,7 +105,7 @@ class DurableChanges:
         memory, outputs = self._memory, entry.outputs
         install_state = self.prepare_state(work, settled)
         if record:
-            part = entry.part(memory.name, memory.progress.batch, lane)
+            part = ledger_part(memory, lane, entry)
             entry = entry.within(part)
             work.parts.append(part)
         if len(outputs):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from godwit.errors import InvariantBroken
 from godwit.model.ownership import Ownership
 from godwit.model.progress import Progress
 from godwit.model.units import Units
@@ -47,12 +48,25 @@ class Memory:
         return self.batch.progress
 
     def redefine(self, spec: OperatorSpec) -> None:
-        """Take a later definition of the same state, which may have more variables than the earlier one."""
-        spec.check_fits(self.spec)
-        self.state.extend(spec.variables[len(self.spec.variables) :])
+        """Take a later definition of the same state: state and ledger take its form.
+
+        If this fails half-way, only the changelog is valid.
+        """
+        self.check_successor(spec)
+        self.state.redefine(spec.layout)
+        if spec.outputs != self.spec.outputs:
+            self.ledger.redefine(spec.output_schema)
+            for entries in self.batch.pending_outputs.values():
+                entries[:] = [(lane, entry.without_outputs(spec.output_schema)) for lane, entry in entries]
         self.spec = spec
         watermark = self.batch.watermark
         watermark.delay_ms, watermark.policy = spec.delay_ms, spec.watermark_policy
+
+    def check_successor(self, spec: OperatorSpec) -> None:
+        if not spec.succeeds(self.spec):
+            raise InvariantBroken(
+                "this host has state of a definition that the new definition does not know", operator=self.name
+            )
 
     # -- ownership ---------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.chunk import chunk_bytes
 from godwit.runtime.chunk.ownership_columns import selects
-from godwit.runtime.durable.changelog_parts import PENDING_STEP
+from godwit.runtime.durable.changelog_parts import PENDING_STEP, entry_of, ledger_part
 from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.durable.work import Work
 from godwit.runtime.handover.incoming import IncomingHandover, SendAgain
@@ -66,7 +66,7 @@ class Copies:
         Only one host may answer for the outputs of timers (an entry without rows), so they count from the hand-over on.
         """
         instance, lane, progress = self._shared.instance, message.entry["lane"], message.progress
-        entry = Entry.from_part(message.entry, memoryview(body), instance.spec.output_schema)
+        entry = entry_of(instance.memory, message.entry, memoryview(body))
         with self._shared.changed:
             self._note_unrelated(message.step, progress)
             if not self._in_its_batch(progress) or not instance.progress.same_attempt(progress):
@@ -81,7 +81,7 @@ class Copies:
             instance.ledger.make_room()
             taken = instance.ledger.missing(lane, entry)
             if taken is not None:
-                info, data = taken.part(instance.name, instance.progress.batch, lane)
+                info, data = ledger_part(instance.memory, lane, taken)
                 self._change((info | {"from": self._handover.origin}, data), lambda: self._record(lane, taken))
 
     def _record(self, lane: str, entry: Entry) -> None:
@@ -103,8 +103,8 @@ class Copies:
     def backup(self, message: messages.StepBackup) -> None:
         """Read the state of the step, as of the cut, from the origin's changelog: this saves the origin the work."""
         instance = self._shared.instance
-        spec = instance.spec
-        state = state_at(Path(message.directory), instance.name, spec.variables, instance.key_codec, message.lsn)
+        layout = instance.spec.layout
+        state = state_at(Path(message.directory), instance.name, layout, instance.key_codec, message.lsn)
         units = self._handover.step(message.step).units
         assert units is not None, "only a step that was announced takes state"
         mine = instance.memory.select_keys(list(state.keys()), selects(units, self._handover.shared.ownership))

@@ -14,6 +14,7 @@ from godwit.model.ownership import step_name
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.chunk.ownership_columns import selects
+from godwit.runtime.durable.changelog_parts import ledger_part
 from godwit.runtime.handover.connection import Queued
 from godwit.runtime.handover.forwarding import SLICE_KEYS, KeyWatcher, Select
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -118,7 +119,7 @@ class Shipment:
         batches = instance.state.export_committed(keys, SLICE_ROWS, SLICE_BYTES)
         yield Queued(messages.StateBeforeBatch(step, progress), (batch.serialize() for batch in batches))
         for lane, entry in entries:
-            info, body = entry.part(instance.name, instance.progress.batch, lane)
+            info, body = ledger_part(instance.memory, lane, entry)
             yield Queued(messages.StepLedger(step, progress, info), iter([body]))
 
     def end(self, migration: str, step: int, units: Units) -> Queued:

@@ -17,6 +17,7 @@ from godwit.model.ownership import Incoming, Stand
 from godwit.model.progress import Progress
 from godwit.model.units import Unit, Units
 from godwit.runtime.chunk.ownership_columns import AWAY, selects
+from godwit.runtime.durable.changelog_parts import ledger_part
 from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.handover.incoming import IncomingHandover, IncomingStep, scan
 from godwit.state.keys import Key
@@ -144,7 +145,7 @@ class TargetEffects:
                 parts: list[NewPart] = [instance.own_part()]
                 for lane, entry in instance.batch.pending_outputs.pop(name, ()):
                     instance.ledger.record(lane, entry)
-                    parts.append(entry.part(instance.name, instance.progress.batch, lane))
+                    parts.append(ledger_part(instance.memory, lane, entry))
                 handover.write(parts)
             lsn = self._shared.lsn
             self._shared.changed.notify_all()

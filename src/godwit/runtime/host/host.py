@@ -16,6 +16,7 @@ from godwit import ports
 from godwit.errors import (
     Bug,
     CheckpointUnusable,
+    DefinitionError,
     GodwitError,
     ProcessorTimeout,
     StaleGeneration,
@@ -32,6 +33,7 @@ from godwit.runtime.host.exchange import LaneExchange, replaced
 from godwit.runtime.host.migration_service import MigrationService
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instances import HostResources, Instances
+from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatSender
 from godwit.runtime.liveness.leases import (
     Lease,
@@ -119,8 +121,7 @@ class Host:
             self._instances.own(shared)
         self.load_s = ports.now_s() - began
         self._moves = MigrationService(self._host_services(), self._instances.named)
-        for definition in typed.ask(self._controller, GetDefinitions()).operators:
-            self._instances.define(definition)
+        self._take_definitions()
         self._parts = self._new_parts()
         service = self._listen()
         heartbeats = HeartbeatSender(
@@ -276,7 +277,7 @@ class Host:
                 case OpenBackup() as opening:
                     self._backup_keeper.receive(opening, reader, writer)
                 case OpenLane() as opening:
-                    shared = self._instances.of(opening.operator, opening.scope)
+                    shared = self._instance_for(opening)
                     writer.begin(with_rows(shared.instance.spec.output_schema))
                     began = True
                     self._parts.lanes.serve(shared, opening, reader, writer)
@@ -288,6 +289,27 @@ class Host:
             return  # the router is gone; it reconnects, or Spark retries its task
         except Exception as error:  # noqa: BLE001 the router gets every error
             self._send_error(writer, began, Bug(f"{type(error).__name__}: {error}", host=self.config.host))
+
+    def _instance_for(self, opening: OpenLane) -> SharedInstance:
+        """The instance that the lane means. A host that has missed a definition gets it now."""
+        shared = self._instances.of(opening.operator, opening.scope)
+        if shared.instance.is_of(opening.definition):
+            return shared
+        self._take_definitions(opening.operator)
+        shared = self._instances.of(opening.operator, opening.scope)
+        if not shared.instance.is_of(opening.definition):
+            raise DefinitionError(
+                "the operator has been defined again since this DataFrame was made",
+                todo="Start the query with the DataFrame that the newest definition returned",
+                operator=opening.operator,
+            )
+        return shared
+
+    def _take_definitions(self, only: str | None = None) -> None:
+        """Define the operators that the controller knows, or one of them."""
+        for definition in typed.ask(self._controller, GetDefinitions()).operators:
+            if only is None or definition.spec.name == only:
+                self._instances.define(definition)
 
     def _send_error(self, writer: Any, began: bool, error: GodwitError) -> None:
         try:

@@ -15,13 +15,13 @@ from godwit.errors import BadInput, DefinitionError, GodwitError, RowKillsHost
 from godwit.model.progress import BatchRef
 from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.durable.memory import Memory
-from godwit.runtime.instance.user_code import DueTimers, UserCode, no_tagged_outputs
+from godwit.runtime.instance.user_code import DueTimers, UserCode
 from godwit.runtime.processor.crash_markers import CrashMarker
 from godwit.runtime.processor.dead_letters import row_letter, timer_letter
 from godwit.runtime.processor.grouping import group_by_key
 from godwit.runtime.processor.rows import Rows, Times
 from godwit.state.keys import Key
-from godwit.state.ledger import in_row_order
+from godwit.state.ledger import in_row_order, no_tagged_outputs
 
 
 @dataclass(slots=True)

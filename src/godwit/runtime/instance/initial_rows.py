@@ -8,10 +8,10 @@ from godwit.errors import DefinitionError
 from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
-from godwit.runtime.instance.user_code import UserCode, no_tagged_outputs
+from godwit.runtime.instance.user_code import UserCode
 from godwit.runtime.processor.grouping import group_by_key
 from godwit.runtime.processor.rows import Index
-from godwit.state.ledger import Entry
+from godwit.state.ledger import Entry, no_tagged_outputs
 
 
 class InitialRows:

@@ -47,6 +47,7 @@ class Instance:
     def __init__(self, name: str, spec: OperatorSpec, state: KeyedState, key_codec: KeyCodec) -> None:
         self.memory = memory = Memory(name, spec, state, key_codec)
         self.name, self.state, self.key_codec = name, state, key_codec
+        self.definition = ""  # identifies the definition whose code this instance has
         self.ledger, self.counters, self.followers = memory.ledger, memory.counters, memory.followers
         self.recovery = changelog_parts.Recovery(memory)
         self.durable = durable = DurableChanges(memory)
@@ -86,6 +87,21 @@ class Instance:
     def initialise(self, lane: str, batch: pa.RecordBatch, row_index: Index, hashes: Index, now_ms: int) -> Work:
         """Apply rows of the initial state, before any batch."""
         return self._initial.apply(lane, batch, row_index, hashes, now_ms)
+
+    def is_of(self, definition: str) -> bool:
+        """Whether the instance has the code of this definition. True if either is not known."""
+        return not definition or not self.definition or self.definition == definition
+
+    def redefine(self, spec: OperatorSpec) -> None:
+        """Take the form of a later definition. The changelog says so before anything is written in that form."""
+        if spec.same_forms(self.spec):
+            return
+        self.memory.check_successor(spec)
+        try:
+            self.memory.redefine(spec)
+        except BaseException as error:
+            raise self.durable.uncertain(error) from error
+        self.write([self.define_part()])
 
     def attach(self, spec: OperatorSpec, adapter: Adapter) -> None:
         """Give the instance its code."""

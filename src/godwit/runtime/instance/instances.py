@@ -84,7 +84,7 @@ class Instances:
         key_codec = KeyCodec(spec.key_schema, spec.tz)
         resources, limit = self._resources, self._resources.memory_max_bytes
         scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
-        instance = Instance(name, spec, KeyedState(spec.variables, key_codec, scratch, limit), key_codec)
+        instance = Instance(name, spec, KeyedState(spec.layout, key_codec, scratch, limit), key_codec)
         instance.durable.journal = self._log
         code = instance.code
         if resources.crash_markers is not None:
@@ -93,7 +93,7 @@ class Instances:
         return instance
 
     def define(self, definition: OperatorDefinition) -> None:
-        """Take up an operator's code: a fresh instance, or code for recovered state."""
+        """Take up an operator's code: a fresh instance, code for recovered state, or code in place of other code."""
         operator = definition.operator_at(self._host)
         name = operator.spec.name
         with self._admin:
@@ -103,7 +103,10 @@ class Instances:
             shared = self._named.get(name) or SharedInstance(self._fresh(name, operator.spec))
             self.own(shared, definition.routing)
             with shared.lock:
+                shared.instance.definition = ""
+                shared.instance.redefine(operator.spec)
                 shared.instance.attach(operator.spec, self._adapter(operator))
+                shared.instance.definition = operator.definition
                 owned = [shared.instance.own_part()] if shared.instance.ownership is not None else []
                 shared.instance.write([shared.instance.define_part(), *owned])
             self._log.flush(shared.lsn)
@@ -155,6 +158,7 @@ class Instances:
             instance = self._fresh(name, operator.spec)
             instance.durable.journal = Unwritten()  # the instance is unknown until all of its first parts are in line
             instance.attach(operator.spec, self._adapter(operator))
+            instance.definition = operator.definition
             parts = [instance.define_part(), *self._initial_parts(operator, instance)]
             instance.durable.journal = self._log
             instance.write(parts)
@@ -165,6 +169,7 @@ class Instances:
         with shared.lock:
             if shared.instance.code.adapter is None:
                 shared.instance.attach(operator.spec, self._adapter(operator))
+                shared.instance.definition = operator.definition
         return shared
 
     def _initial_parts(self, operator: Operator, instance: Instance) -> list[NewPart]:

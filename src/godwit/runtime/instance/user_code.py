@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,11 @@ class UserCode:
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # the host watches user code through this
 
     def attach(self, spec: OperatorSpec, adapter: Adapter) -> None:
-        """Give the instance its code."""
+        """Give the instance its code, in place of the code that it has. If that fails, it has none."""
+        before, self.adapter = self.adapter, None
+        if before is not None:
+            with suppress(Exception):  # code that is replaced cannot stop its successor
+                before.close()
         self._memory.redefine(spec)
         adapter.open(self._memory.state)
         self.adapter = adapter
@@ -112,8 +116,3 @@ def _tagged(outputs: Outputs, rows: Index | None = None) -> pa.RecordBatch:
         order = np.argsort(row, kind="stable")
         batch, row = batch.take(order), row[order]
     return pa.RecordBatch.from_arrays([pa.array(row, pa.int64()), *batch.columns], schema=with_rows(batch.schema))
-
-
-def no_tagged_outputs(schema: pa.Schema) -> pa.RecordBatch:
-    wide = with_rows(schema)
-    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in wide], schema=wide)

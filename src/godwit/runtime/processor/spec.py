@@ -1,24 +1,31 @@
 """The definition of an operator without its code: the checkpoint stores it and compares it with later definitions.
 
-Hosts rebuild state from it without the user's processor, and a restart with another key, schema or processor is refused by
-comparing two of them.
+Hosts rebuild state from it without the user's processor. Decides which later definitions fit the state of an earlier one: state
+variables may change as `state.layout` allows, output and processor may change, key and time may not.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
 from godwit.errors import CheckpointMismatch
 from godwit.model.watermark import Policy
 from godwit.runtime.processor.merging import Merge
+from godwit.state.layout import Layout, PastForm, shown
 from godwit.state.variables import Variable
 
 TimeMode = Literal["none", "processingTime", "eventTime"]
+
+_KEEP_VARIABLES: Final = (
+    "Declare these variables as they were (a field may be added, removed, moved or become a wider number); or give a changed "
+    "variable another name; or call deleteIfExists for it in init, which drops its state"
+)
+_KEEP_OPERATOR: Final = "Use the definition that made the checkpoint, or another operator name or checkpoint directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +49,27 @@ class OperatorSpec:
     ephemeral: bool = False
     merge: Merge = ()
     dead_letters: bool = False
+    numbers: tuple[int, ...] = ()  # of the variables, in their order; empty if they are 0, 1, 2 and so on
+    past: tuple[PastForm, ...] = ()
+    outputs: int = 0  # counts the changes of the output schema
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.variables, self.numbers or tuple(range(len(self.variables))), self.past)
+
+    @property
+    def changed(self) -> bool:
+        """Whether earlier definitions had state or outputs of another form."""
+        return bool(self.past or self.outputs) and not self.ephemeral
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        """A form that `json.dumps` takes. A definition that never changed has the form that older versions read."""
+        changed = {
+            "numbers": list(self.numbers),
+            "past": [past.to_json() for past in self.past],
+            "outputs": self.outputs,
+        }
+        return {name: value for name, value in changed.items() if value} | {
             "name": self.name,
             "processor": self.processor,
             "flavour": self.flavour,
@@ -71,56 +96,74 @@ class OperatorSpec:
         fields["output_schema"] = schema_of(data["output_schema"])
         fields["merge"] = merge_of(data.get("merge"))
         fields["variables"] = tuple(Variable.from_json(variable) for variable in data["variables"])
+        fields["numbers"] = tuple(data.get("numbers", ()))
+        fields["past"] = tuple(PastForm.from_json(past) for past in data.get("past", ()))
         return cls(**fields)
 
-    def differences(self, stored: OperatorSpec) -> list[str]:
-        """Why this definition does not fit the state that was made with the `stored` one. New variables are fine."""
-        differences = []
-        if not self.key_schema.equals(stored.key_schema):
-            differences.append(f"key {_columns(self.key_schema)} instead of {_columns(stored.key_schema)}")
-        if self.processor != stored.processor or self.flavour != stored.flavour:
-            differences.append(
-                f"processor {self.processor} ({self.flavour}) instead of {stored.processor} ({stored.flavour})"
-            )
-        if not self.output_schema.equals(stored.output_schema):
-            differences.append(f"output {_columns(self.output_schema)} instead of {_columns(stored.output_schema)}")
-        if self.time_mode != stored.time_mode:
-            differences.append(f"timeMode {self.time_mode} instead of {stored.time_mode}")
-        differences += self._variable_differences(stored)
-        return differences
+    # -- after an earlier definition ---------------------------------------------------------------------------------
 
-    def _variable_differences(self, stored: OperatorSpec) -> list[str]:
-        differences = []
-        for position, old in enumerate(stored.variables):
-            new = self.variables[position] if position < len(self.variables) else None
-            if new is None or new.name != old.name:
-                differences.append(
-                    f"state variable {old.name!r} is missing or out of its place (number {position + 1})"
-                )
-            elif not _same_variable(new, old):
-                differences.append(f"state variable {new.name!r} has another type, kind or time to live")
-        return differences
+    def after(self, stored: OperatorSpec, deleted: Sequence[str] = ()) -> OperatorSpec:
+        """The same definition, on the state of the `stored` one. `deleted`: variables whose state is dropped.
 
-    def check_fits(self, stored: OperatorSpec) -> None:
-        differences = self.differences(stored)
-        if differences:
+        Raises CheckpointMismatch, and nothing has changed, if the state does not fit.
+        """
+        self._check_fits(stored, deleted)
+        layout = stored.layout.evolved(self.variables, deleted)
+        plain = not layout.past and layout.numbers == tuple(range(len(layout.numbers)))
+        outputs = stored.outputs + (not self.output_schema.equals(stored.output_schema))
+        return replace(self, numbers=() if plain else layout.numbers, past=layout.past, outputs=outputs)
+
+    def _check_fits(self, stored: OperatorSpec, deleted: Sequence[str]) -> None:
+        fixed = [
+            f"its {name} is {was} in the checkpoint and {now} now"
+            for name, was, now in self._fixed(stored)
+            if was != now
+        ]
+        refusals = stored.layout.refusals(self.variables, deleted)
+        if fixed or refusals:
             raise CheckpointMismatch(
-                "the checkpoint holds state of another definition: " + "; ".join(differences),
-                todo="Use the definition that made the checkpoint, or another operator name or checkpoint directory",
+                "the checkpoint has state that this definition cannot take over: " + "; ".join([*fixed, *refusals]),
+                todo=(_KEEP_VARIABLES if not fixed else _KEEP_OPERATOR),
                 operator=self.name,
             )
+
+    def _fixed(self, stored: OperatorSpec) -> list[tuple[str, str, str]]:
+        """What may not change, as it was and as it is now."""
+        return [
+            ("key", shown(stored.key_schema), shown(self.key_schema)),
+            ("timeMode", stored.time_mode, self.time_mode),
+            ("kind of processor", stored._kind, self._kind),
+        ]
+
+    @property
+    def _kind(self) -> str:
+        return "godwit.Processor" if self.flavour == "native" else "StatefulProcessor"
+
+    def same_forms(self, other: OperatorSpec) -> bool:
+        """Whether state and outputs have the same form as in the other definition."""
+        return self.layout == other.layout and self.outputs == other.outputs
+
+    def succeeds(self, earlier: OperatorSpec) -> bool:
+        """Whether this is the earlier definition or was made after it: every form of the earlier one is known here."""
+        forms = self.layout.forms
+        return self.key_schema.equals(earlier.key_schema) and all(
+            number in forms and same_form(forms[number], variable) for number, variable in earlier.layout.forms.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
     """A definition as it is shipped to hosts: the spec and the pickled adapter.
 
-    Every evaluation of a batch DataFrame starts from `initial`: rows by host, an Arrow stream each.
+    Every evaluation of a batch DataFrame starts from `initial`: rows by host, an Arrow stream each. `deleted`: the variables
+    of earlier definitions whose state this one drops. `definition`: identifies the call that defined the operator.
     """
 
     spec: OperatorSpec
     adapter: bytes = field(repr=False)
     initial: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    deleted: tuple[str, ...] = ()
+    definition: str = ""
 
 
 def merge_of(data: Sequence[Sequence[str]] | None) -> Merge:
@@ -136,12 +179,12 @@ def schema_of(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-def _same_variable(new: Variable, old: Variable) -> bool:
-    same_keys = (new.key_schema is None) == (old.key_schema is None) and (
-        new.key_schema is None or old.key_schema is None or new.key_schema.equals(old.key_schema)
+def same_form(one: Variable, other: Variable) -> bool:
+    """Whether values of both are stored in the same form."""
+    same_keys = one.key_schema is other.key_schema or (
+        one.key_schema is not None and other.key_schema is not None and one.key_schema.equals(other.key_schema)
     )
-    return new.kind == old.kind and new.ttl_ms == old.ttl_ms and new.schema.equals(old.schema) and same_keys
-
-
-def _columns(schema: pa.Schema) -> str:
-    return "(" + ", ".join(f"{column.name} {column.type}" for column in schema) + ")"
+    same_ttl = (one.ttl_ms is None) == (other.ttl_ms is None)
+    return (
+        one.name == other.name and one.kind == other.kind and one.schema.equals(other.schema) and same_keys and same_ttl
+    )

@@ -11,13 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, TIMERS, timer_ms
+from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, TIMERS, timer_ms
 from godwit.state.codec import compile_codec
+from godwit.state.deadlines import STAMP_BYTES
 from godwit.state.keys import Key, KeyCodec
+from godwit.state.layout import FormReader
 from godwit.state.variables import Variable
 
 ROWS_MAX = 10_000
-TTL_BYTES = 8  # the expiry in front of a value with a time to live
 
 
 def state_schema(spec: OperatorSpec) -> pa.Schema:
@@ -47,8 +48,9 @@ def rows_of_state(
 ) -> Iterator[pa.RecordBatch]:
     """Batches of the state schema, from all changes of an instance in any order."""
     by_key: dict[Key, list[Any]] = {}
+    forms = FormReader(spec.layout)
     for batch in changes:
-        _collect(spec, by_key, batch)
+        _collect(spec, by_key, forms.current(batch))
     keys = list(by_key)
     for start in range(0, len(keys), ROWS_MAX):
         yield _table(spec, by_key, keys[start : start + ROWS_MAX], host, epoch)
@@ -61,20 +63,22 @@ def _collect(spec: OperatorSpec, by_key: dict[Key, list[Any]], batch: pa.RecordB
     columns = [
         batch.column(batch.num_columns + at).to_pylist() for at in (COLUMN_VAR, COLUMN_OP, COLUMN_SUB, COLUMN_VALUE)
     ]
+    places = {number: place for place, number in enumerate(spec.layout.numbers)}
     decoders = [_decoder(variable) for variable in spec.variables]
-    for key, var, _, sub, value in zip(keys, *columns, strict=True):
-        if var == LETTERS:
-            continue
+    for key, number, _, sub, value in zip(keys, *columns, strict=True):
+        if number != TIMERS and number not in places:
+            continue  # a dead letter, or a variable that is not declared now
         row = by_key.setdefault(key, [None] * (len(spec.variables) + 1))
-        if var == TIMERS:
+        if number == TIMERS:
             row[-1] = [*(row[-1] or ()), timer_ms(sub)]
             continue
+        var = places[number]
         decoded = decoders[var](sub, value)
         row[var] = decoded if spec.variables[var].kind == "value" else [*(row[var] or ()), decoded]
 
 
 def _decoder(variable: Variable) -> Callable[[bytes | None, bytes], Any]:
-    skip = TTL_BYTES if variable.ttl_ms is not None else 0
+    skip = STAMP_BYTES if variable.ttl_ms is not None else 0
     decode = compile_codec(variable.schema).decode
     if variable.kind != "map":
         return lambda _, value: decode(value[skip:])

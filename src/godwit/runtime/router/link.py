@@ -108,6 +108,7 @@ class Link:
             task.scope,
             task.carries,
             tuple(self._answered.items()),
+            self._route.definition,
         )
         self._lease = lease
         self._stream = Stream(self._directory, lease, self._slot, self._schema, first)

@@ -23,6 +23,7 @@ class Route:
     no order of its own), or by lane and sequence columns. `timers`: whether the operator has timers; they fire at the
     beginning of a batch. `merge`: how several rows of a hot key become one row. `checked`: whether Spark has put 32 bits of
     each row's content behind the user's columns. `controller`: the driver's address, for tasks that wait for a host.
+    `definition`: the definition of the operator; hosts refuse a router of an earlier one.
     """
 
     operator: str
@@ -41,6 +42,7 @@ class Route:
     merge: Merge = ()
     checked: bool = False
     controller: str = ""
+    definition: str = ""
 
 
 @dataclass(frozen=True, slots=True)

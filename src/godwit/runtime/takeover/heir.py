@@ -24,6 +24,7 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.chunk import chunk_bytes
 from godwit.runtime.chunk.ownership_columns import selects
+from godwit.runtime.durable.changelog_parts import ledger_part
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
@@ -76,7 +77,7 @@ class LostOperator:
         codec = KeyCodec(spec.key_schema, spec.tz)
         self.operator = operator
         self.units = units
-        self.instance = Instance(operator, spec, KeyedState(spec.variables, codec), codec)
+        self.instance = Instance(operator, spec, KeyedState(spec.layout, codec), codec)
         self.ownership = Ownership.from_dict(lost, newest["own"].info["own"])
         mark = newest.get("mark")  # none before the first batch
         self.progress = Progress() if mark is None else Progress.from_dict(mark.info["progress"])
@@ -107,7 +108,7 @@ class LostOperator:
         instance, ownership = self.instance, self.ownership
         entries = chain(instance.ledger.of(self._select), instance.ledger.timers() if self._timers else ())
         for lane, entry in entries:  # one at a time, because the ledger may be large
-            info, body = entry.part(instance.name, instance.progress.batch, lane)
+            info, body = ledger_part(instance.memory, lane, entry)
             yield messages.StepLedger(STEP, instance.progress, info), body
         epochs = {unit: ownership.share(unit).epoch for unit in self.units}
         mark, _ = instance.mark_part()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,6 +216,19 @@ class RequestQueue:
         for progress in list(migration.moves):
             if progress.attempt and not progress.over:
                 self._runner.abort(progress, reason)
+
+    @contextmanager
+    def at_rest(self, operator: str) -> Iterator[None]:
+        """No request moves state of the operator meanwhile; raises if one does now. A complete standby is at rest."""
+        with self._turn:
+            for queued in self._requests:
+                if operator in queued.current_reservation().units and not queued.migration.standing:
+                    raise DefinitionError(
+                        f"{queued.migration.id} ({queued.migration.kind}) moves state of this operator now",
+                        todo="Wait for it or abort() it, then define the operator again",
+                        operator=operator,
+                    )
+            yield
 
     def keys_move(self) -> bool:
         """Whether a request that moves keys runs or waits. Complete copies of a standby do not count, nor do warm hosts."""

@@ -62,6 +62,12 @@ class RunAdmission:
         if run != self.initial_runs.get(operator):
             raise StaleRun("another job loads the initial state now", operator=operator)
 
+    def running_query(self, operator: str) -> str | None:
+        """The name or id of the running query that uses the operator; None if no query runs with it."""
+        binding = self.bindings.get(operator)
+        execution = None if binding is None else self._active(binding.query)
+        return None if binding is None or execution is None else str(execution.name() or binding.query)
+
     def _active(self, query: str) -> Any:
         jvm: Any = self._spark._jvm
         session: Any = self._spark._jsparkSession

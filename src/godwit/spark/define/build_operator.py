@@ -57,7 +57,7 @@ def _build(definition: Definition) -> Operator:
     key_schema = pa.schema([schema.field(key) for key in definition.keys])
     KeyCodec(key_schema, tz)
     event_time, delay_ms = _event_time(frame, time_mode)
-    adapter = _adapter(definition, schema, key_schema, time_mode, tz)
+    adapter, deleted = _adapter(definition, schema, key_schema, time_mode, tz)
     spec = OperatorSpec(
         name=definition.name,
         processor=type(definition.processor).__qualname__,
@@ -77,7 +77,7 @@ def _build(definition: Definition) -> Operator:
         merge=_merge(definition, adapter, event_time),
         dead_letters=options["dead_letters"],
     )
-    return Operator(spec, _pickled(adapter))
+    return Operator(spec, _pickled(adapter), deleted=deleted)
 
 
 def _check_time(definition: Definition, time_mode: TimeMode) -> None:
@@ -123,14 +123,15 @@ def _event_time(frame: DataFrame, time_mode: TimeMode) -> tuple[str | None, int]
 
 def _adapter(
     definition: Definition, schema: pa.Schema, key_schema: pa.Schema, time_mode: TimeMode, tz: str
-) -> RowAdapter | PandasAdapter | NativeAdapter:
+) -> tuple[RowAdapter | PandasAdapter | NativeAdapter, tuple[str, ...]]:
+    """The adapter, and the names of older variables that the processor deletes."""
     if definition.flavour == "native":
         if not isinstance(definition.processor, Processor):
             raise DefinitionError(
                 f"process() takes a godwit.Processor, not {type(definition.processor).__name__}",
                 todo="Pass an instance of a subclass; a StatefulProcessor goes through flock.transformWithState",
             )
-        return NativeAdapter(definition.processor, schema, definition.keys, tz)
+        return NativeAdapter(definition.processor, schema, definition.keys, tz), ()
     if not isinstance(definition.processor, StatefulProcessor):
         raise DefinitionError(
             f"a pyspark StatefulProcessor is expected, not {definition.processor!r:.80}",
@@ -138,13 +139,8 @@ def _adapter(
         )
     _pickled(definition.processor)
     declared = describe(definition.processor, time_mode, tz)
-    if declared.removed:
-        raise DefinitionError(
-            f"deleteIfExists({declared.removed[0]!r}) is not supported",
-            todo="Go on declaring the variable, or start with a new checkpoint",
-        )
     flavour = RowAdapter if definition.flavour == "row" else PandasAdapter
-    return flavour(
+    adapter = flavour(
         definition.processor,
         declared.variables,
         key_schema,
@@ -153,6 +149,7 @@ def _adapter(
         tz=tz,
         value_bytes_max=definition.options["value_bytes_max"],
     )
+    return adapter, declared.removed
 
 
 def _merge(definition: Definition, adapter: Any, event_time: str | None) -> Merge:

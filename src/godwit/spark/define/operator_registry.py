@@ -1,13 +1,13 @@
-"""The operators of a flock: defined once, announced to its hosts, and turned into DataFrames whose rows go there.
+"""The operators of a flock: defined, announced to its hosts, and turned into DataFrames whose rows go there.
 
-Decides whether a definition fits the checkpoint, and in which order controller, hosts and checkpoint learn of it.
-`build_operator` builds the operator.
+Decides in which order checkpoint, controller and hosts learn of a definition. `build_operator` builds the operator;
+`redefinition` decides whether it may take the place of an earlier one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
@@ -37,6 +37,7 @@ from godwit.spark.define.operator_frame import (
     with_identity,
     with_ticks,
 )
+from godwit.spark.define.redefinition import check_unused, on_state_of
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.pyspark_api.schemas import input_schema
 from godwit.spark.task_errors import instead_of_sparks, plain_errors
@@ -71,27 +72,25 @@ class OperatorRegistry:
         self._admission = admission
         self._access = access
         self._operators: dict[str, Operator] = {}
+        # No state of the operator moves meanwhile: a host must not get state of a form that it does not know yet.
+        self.at_rest: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
 
     def is_defined(self, name: str) -> bool:
         """Whether hosts have the processor of the operator."""
         return name in self._operators
 
     def define(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
-        checked_name(definition.name)
-        if definition.name in self._operators:
-            raise DefinitionError(
-                "an operator of this name is already defined on this flock",
-                todo="Give each operator a name of its own",
-                operator=definition.name,
-            )
-        operator = build(definition)
+        check_unused(checked_name(definition.name), self._admission)
+        operator = replace(build(definition), definition=uuid4().hex)
         start = None if initial is None else hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
         if start is not None and operator.spec.ephemeral:
             operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
-        self._check_fits_checkpoint(operator)
+        recorded = self._directory.operator(definition.name)
+        operator = on_state_of(operator, recorded[0] if recorded else None)
+        reshaped = recorded is not None and not operator.spec.same_forms(recorded[0])
         self._admission.sources[definition.name] = stream_columns(definition.frame, without=timer_source.FORMAT)
         self._admission.merges[definition.name] = bool(operator.spec.merge)
-        with self._members.changing:
+        with self._members.changing, self.at_rest(definition.name) if reshaped else nullcontext():
             ephemeral = operator.spec.ephemeral
             routing = self._fixed_routing() if ephemeral else self._tables.define(definition.name)
             self._announce(operator, routing)
@@ -104,13 +103,14 @@ class OperatorRegistry:
         """The table of an operator over a batch DataFrame: its state lives for one evaluation and is never moved."""
         return Routing.spread(self._directory.roster(), len(self._directory.routing.owners))
 
-    def _check_fits_checkpoint(self, operator: Operator) -> None:
-        recorded = self._directory.operator(operator.spec.name)
-        if recorded is not None:
-            operator.spec.check_fits(recorded[0])
-
     def _announce(self, operator: Operator, routing: Routing) -> None:
-        """The controller learns of the operator first, because a host that starts meanwhile gets its operators from there."""
+        """Let the checkpoint, then the controller, then the hosts have the definition.
+
+        The checkpoint comes first, because hosts write state in the forms of the definition, and the number of a form is never
+        used again. The controller is next, because a host that starts meanwhile gets its operators from there.
+        """
+        self._operators.pop(operator.spec.name, None)
+        self._directory.write_operator(operator.spec, None)
         self._controller.add(operator, routing)
         try:
             for host in self._controller.hosts():
@@ -120,7 +120,6 @@ class OperatorRegistry:
         except GodwitError:
             self._controller.remove(operator.spec.name)
             raise
-        self._directory.write_operator(operator.spec, None)
         self._operators[operator.spec.name] = operator
 
     def _route(self, operator: Operator, numbered_by: Numbering, routing: Routing) -> Route:
@@ -142,6 +141,7 @@ class OperatorRegistry:
             merge=spec.merge,
             checked=True,
             controller=self._controller.address,
+            definition=operator.definition,
         )
 
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:

@@ -67,6 +67,7 @@ class Membership:
             self._wait_inherited(host)
         self._end_backups(lost)
         self._tables.rebuild()
+        self._even_definitions()
         self._even_marks(self.hosts())
         self.tell_roster()
 
@@ -145,6 +146,17 @@ class Membership:
                 own = self._tables.ask(host, operator)
             if own is not None and own.mine():
                 raise InvariantBroken(f"{host} still owns {len(own.mine())} units that the table gives to others")
+
+    def _even_definitions(self) -> None:
+        """Let all hosts have state in the form of the newest definition.
+
+        If the last application ended while it defined an operator again, some hosts have the definition before, and could not
+        take state of the others.
+        """
+        recorded = {name: self._directory.operator(name) for name in self._directory.operators()}
+        changed = [name for name, record in recorded.items() if record is not None and record[0].changed]
+        for host in self.hosts() if changed else ():
+            self._introduce(host, changed)
 
     def _even_marks(self, names: Sequence[str]) -> None:
         """Hosts without batches of an operator take over batch and watermark from the host with the newest batch."""
