@@ -60,7 +60,10 @@ class Answers:
 def outcome_of(services: HostServices, origin: str, operator: str, step: str) -> str:
     """What became of a step, by its origin, or by the will of an origin that is lost for good; "away" if there is no answer."""
     directory = host_directory(services.checkpoint, origin)
-    will = read_will(directory)
+    try:
+        will = read_will(directory)
+    except GodwitError:  # it cannot be read now
+        return "away"
     if will is not None:
         return "released" if step == takeover_step(will[0], operator) else "kept"
     lease = read_lease(directory)

@@ -8,7 +8,9 @@ of `incoming.IncomingHandover`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from godwit import ports
@@ -165,7 +167,7 @@ class Receiver:
         pause = ports.event()
         while self.origin_away and not self._services.stopping():
             if outcome_of(self._services, self.origin, self._shared.instance.name, self.handover.name(0)) != "away":
-                self.drop_copies()
+                self._or_end_host(self.drop_copies)
             pause.wait(ORPHAN_ASK_S)
 
     def drop_copies(self) -> None:
@@ -310,9 +312,16 @@ class Receiver:
             self._handle(ReleaseReported(message.step))
 
     def _served(self, epochs: typed.Epochs) -> bool:
-        """Whether this host has owned the units in these epochs; it may have given them away since."""
+        """Whether this host has owned the units in these epochs; it may have given them away since.
+
+        The record is durable when this returns True, because the origin drops the state when it hears of it: memory is ahead
+        of a changelog that could not be written, until the host has ended.
+        """
         ownership = self._shared.instance.ownership
-        return ownership is not None and ownership.served(epochs)
+        if ownership is None or not ownership.served(epochs):
+            return False
+        self._services.log.sync(self._shared.lsn)
+        return True
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -350,7 +359,18 @@ class Receiver:
         while not self._services.stopping():
             outcome = outcome_of(self._services, self.origin, self._shared.instance.name, self.handover.name(step))
             if outcome in ("released", "kept"):
-                with self._acting:
-                    self._handle(ReleaseReported(step) if outcome == "released" else AbortReported(step))
+                event = ReleaseReported(step) if outcome == "released" else AbortReported(step)
+                self._or_end_host(partial(self._handle, event))
                 return
             pause.wait(ASK_AGAIN_S)
+
+    def _or_end_host(self, job: Callable[[], None]) -> None:
+        """For a thread of its own, which nobody waits for. After an error, the machine has gone on without its effect.
+
+        Then only the changelog is valid: the next generation of the host asks the origin again.
+        """
+        try:
+            with self._acting:
+                job()
+        except GodwitError as error:
+            self._services.log.fail(error)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from godwit import ports
+from godwit.errors import GodwitError
 from godwit.runtime.liveness.leases import Lease, read_lease
 from godwit.runtime.liveness.slot_offers import FOR_ANSWER_S, SlotOffers, TaskSlot
 
@@ -67,7 +68,8 @@ class Waits:
                 long = [wait for wait in self._waits.values() if now_s - wait.since_s > CHECK_S]
             for wait in long:
                 if _in_vain(wait) or (wait.offers is not None and wait.offers.taken()):
-                    wait.cancel()
+                    with suppress(GodwitError):  # the other waits must end too, also in a host that is ending
+                        wait.cancel()
 
 
 def _in_vain(wait: _Wait) -> bool:
