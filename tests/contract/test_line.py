@@ -445,3 +445,42 @@ def test_service_that_stops_waits_for_its_streams_and_takes_no_more() -> None:
     go.set()
     assert read_all(stream.reader) == ["b"]
     assert stopped.get(timeout=LATE_S)
+
+
+# -- datagrams -------------------------------------------------------------------------------------------------------
+
+
+@in_both_worlds
+def test_datagrams_come_whole_or_not_at_all() -> None:
+    inbox = line.datagrams_at(BIND)
+    sender = line.datagrams_to(f"{BIND}:{inbox.port}")
+    sent = {b"%d" % number for number in range(20)}
+    for datagram in sorted(sent):
+        sender.send(datagram)
+    arrived: list[bytes] = []
+    while more := inbox.receive(SLOW_S):
+        arrived += more
+    assert set(arrived) <= sent
+    assert len(arrived) == len(set(arrived)) > len(sent) / 2
+    sender.close()
+    inbox.close()
+
+
+@in_both_worlds
+def test_who_waits_for_a_datagram_waits_no_longer_than_was_said() -> None:
+    inbox = line.datagrams_at(BIND)
+    began_s = ports.now_s()
+    assert inbox.receive(SOON_S) == []
+    assert SOON_S <= ports.now_s() - began_s < LATE_S
+    assert inbox.receive(-1.0) == []
+    inbox.close()
+
+
+@in_both_worlds
+def test_a_datagram_that_nobody_receives_is_no_error() -> None:
+    inbox = line.datagrams_at(BIND)
+    sender = line.datagrams_to(f"{BIND}:{inbox.port}")
+    inbox.close()
+    for _ in range(3):
+        sender.send(b"to nobody")
+    sender.close()

@@ -80,7 +80,8 @@ class Checks:
         if versions == self._versions:
             return
         self._versions = versions
-        up = self._flock.up()
+        # A process that is taken for lost may go on; it is fenced, and what its memory says counts for nobody.
+        up = set(self._flock.up()) - self._flock.recovering
         for key in self._keys:
             owners = [host for host in self._flock.owners(self._operator, route_hash(key)) if host in up]
             if len(owners) > 1:

@@ -28,8 +28,8 @@ REASONS = {
     "runtime/reading/": "reads of state by users; the checks look into the hosts themselves",
     "runtime/processor/black_box.py": "rows that end their process: real processes only",
     "runtime/processor/": "dead letters and deadlines of user code are not in the load",
-    "runtime/liveness/heartbeat": "heartbeats have sockets of their own",
-    "runtime/liveness/": "silent hosts and task slots are Spark's; the driver is told that a host has ended",
+    "transport/datagrams.py": "the simulated network is in its place; contract tests run on both",
+    "runtime/liveness/": "task slots, and whether a flock is still open: Spark's part",
     "runtime/load/sketch.py": "hot keys are looked for by the driver",
     "runtime/instance/failure_isolation.py": "rows on which user code fails are not in the load",
     "runtime/instance/user_code.py": "limits of user code are not in the load",
@@ -44,7 +44,6 @@ REASONS = {
     "state/maps.py": "the processor has no maps, and no time to live",
     "state/deadlines.py": "the processor has no maps, and no time to live",
     "state/": "damage, copies of a log, and state read from one: asked for by users",
-    "runtime/backup/restore.py": "disks that are lost are not in the load",
     "runtime/host/driver_requests.py": "measures, status and copies of a flock: asked for by users",
     "runtime/router/lanes.py": "lanes by columns of the user's, and gathered input: Spark's part",
 }

@@ -5,6 +5,7 @@ A fault is a kind and what it hits, so that it can be written down and done agai
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import pyarrow.flight as flight
 
 from godwit.errors import StateTooLarge
+from godwit.runtime.backup.records import Records, mirror_directory
+from godwit.runtime.liveness.leases import host_directory
+from godwit.state.mirroring import has_log
 from tests.sim.flock import Flock
 from tests.sim.kernel import Kernel, Process
 from tests.sim.network import Network, Stream
@@ -28,6 +32,8 @@ KINDS = (
     "snap",
     "part",
     "stop",
+    "full disk",
+    "lost disk",
     "task",
     "speculation",
     "restart",
@@ -36,7 +42,7 @@ EFFECTS = tuple(
     "Offer Lend Copy Cut Ship Release TellReleased Resume Forget Expect Stage Persist AnswerPrepared AnswerDeclined"
     " AnswerMissing Serve Discard AskOutcome".split()
 )
-WRITES_MAX = 20  # within so many a process is killed that is to be killed at one
+WRITES_MAX = 20  # within so many a process is killed that is to be killed at one, and a disk is full
 
 Fault = Sequence[Any]  # its kind, and what it hits
 Strike = Callable[[], None] | None  # none if there is nothing to hit
@@ -54,6 +60,9 @@ class Faults:
             Process, tuple[int, int | None]
         ] = {}  # how many go well, and how much is written of the next
         self._full: set[Process] = set()  # whose next spill fails
+        self._full_disks: dict[
+            str, tuple[int, float]
+        ] = {}  # by host: how many writes go well, and until when none does
         self._at_effect: dict[tuple[str, int], str] = {}
         self._effects: Counter[str] = Counter()
         kernel.at_write = self._at_write
@@ -100,6 +109,11 @@ class Faults:
                 return [(kind, host, dice.randrange(WRITES_MAX), dice.randrange(1 << 20)) for host in one]
             case "stop":
                 return [(kind, host, dice.random() * 4) for host in one]
+            case "full disk":
+                return [(kind, host, dice.randrange(WRITES_MAX), dice.random()) for host in one]
+            case "lost disk":
+                backed_up = [host for host in self._flock.left() if self._has_backup(host)]
+                return [(kind, host) for host in dice.sample(backed_up, min(1, len(backed_up)))]
             case "snap":
                 return self._draw_stream()
             case "part":
@@ -149,11 +163,47 @@ class Faults:
 
     def _at_write(self, process: Process) -> int | None:
         """How much of it is written before the process ends; None if it goes on."""
+        if process.node in self._full_disks:
+            self._write_to_full_disk(process.node)
         if process not in self._writes:
             return None
         left, size = self._writes[process]
         self._writes[process] = (left - 1, size)
         return None if left else size
+
+    def _full_disk(self, host: str, after: int, duration_s: float) -> Strike:
+        """Some writes go well, and then none for a while, also those of the next generation."""
+        return lambda: self._full_disks.update({host: (after, duration_s)})
+
+    def _write_to_full_disk(self, host: str) -> None:
+        left, duration_s = self._full_disks[host]
+        if left == 0:  # from now on
+            self._kernel.tell(host, "has no space left")
+            self._kernel.after(duration_s, lambda: self._full_disks.pop(host, None))
+        self._full_disks[host] = (left - 1, duration_s)
+        if left <= 0:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    def _has_backup(self, host: str) -> bool:
+        """Whether another host has all that this one has answered: only then may a disk be lost."""
+        checkpoint = str(self._flock.checkpoint)
+        newest = Records(checkpoint, host).newest()
+        if newest is None or newest.state != "kept" or newest.peer is None:
+            return False
+        return has_log(mirror_directory(checkpoint, newest.peer, host))
+
+    def _lost_disk(self, host: str) -> Strike:
+        """The machine is gone, and its disk with it: with the host's changelog, and the backups that it has of others."""
+        if not self._has_backup(host):
+            return None
+
+        def lose() -> None:
+            self._kernel.lose_files(host_directory(str(self._flock.checkpoint), host))
+            for process in self._kernel.processes:
+                if process.node == host:
+                    process.kill()
+
+        return lose
 
     def _full_scratch(self, host: str) -> Strike:
         """There is no room for one entry of a ledger that goes to disk; the changelog is elsewhere."""

@@ -19,12 +19,14 @@ from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime.controller import Controller, DriverAnswers
 from godwit.runtime.host.host import Host, HostConfig
+from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatReceiver
 from godwit.runtime.liveness.leases import host_directory, read_lease, write_owner
 from godwit.runtime.liveness.wills import read_will
 from godwit.runtime.messages import Admit
 from godwit.runtime.processor.spec import Operator
 from godwit.runtime.router.routing_table import write_routing
 from godwit.runtime.takeover import rescue
+from godwit.spark.hosts.silent_hosts import SilentHostMonitor
 from godwit.state.segments import Durability
 from godwit.transport import line, typed
 from godwit.transport.typed import Reply, Request
@@ -45,6 +47,7 @@ class Plan:
     operators: tuple[Operator, ...]
     durability: Durability
     backup: bool
+    silent_s: float | None = None  # so long a host may be silent; without it there are no heartbeats
 
 
 class Flock:
@@ -61,8 +64,9 @@ class Flock:
         self.recoveries: dict[str, list[tuple[float, bool]]] = {}  # by host, as they came
         self.planned: dict[str, list[tuple[float, bool]]] | None = None  # instead of what chance says
         self.takeovers = 0
+        self.silent = 0  # hosts that were taken for lost because their heartbeats did not come
         self.by_copies = 0  # of the heirs, those that had copies of a standby
-        self._address = ""
+        self._address = self._beats = ""
         write_owner(str(checkpoint), INCARNATION)
         self.driver = kernel.process("driver", "driver", self._drive)
 
@@ -72,6 +76,10 @@ class Flock:
         for operator in self.operators.values():
             controller.add(operator)
         self._address = controller.address
+        if self.plan.silent_s is not None:
+            heartbeats = HeartbeatReceiver(BIND, TOKEN, INCARNATION)
+            SilentHostMonitor(heartbeats, self.plan.silent_s, self, self).start()
+            self._beats = heartbeats.address
         for name, table in self.tables.items():
             write_routing(str(self.checkpoint), name, table)
         for name in self.plan.hosts:
@@ -110,6 +118,7 @@ class Flock:
             routing=self.plan.first,
             backup=self.plan.backup,
             segment_bytes_max=1 << 14,  # so that there is something to compact
+            beats=self._beats,
         )
 
         def main() -> None:
@@ -125,12 +134,26 @@ class Flock:
 
     def _ended(self, name: str, process: Process) -> None:
         """Spark tells the driver that the task of a host has ended."""
-        if self.hosts[name][0] is process and name not in self.lost:
+        if self.hosts[name][0] is process and name not in self.lost | self.recovering:
             self.recovering.add(name)
             delay_s, take_over = self._drawn(name)
             self.recoveries.setdefault(name, []).append((delay_s, take_over))
             recover = partial(self._recover, name, take_over)
             self.kernel.after(delay_s, lambda: self.by_driver(f"recover {name}", recover))
+
+    def serves(self, name: str, generation: int) -> bool:
+        process, host = self.hosts[name]
+        return process.alive and host is not None and host.generation == generation and name not in self.recovering
+
+    def end(self, name: str, generation: int, noticed: str) -> None:
+        """Its heartbeats do not come any more. The process may go on beside its successor or its heirs."""
+        if self.serves(name, generation):
+            self.silent += 1
+            self._ended(name, self.hosts[name][0])
+
+    def add(self, event: str, **fields: Any) -> None:
+        """A note of the driver, for people."""
+        self.kernel.tell("driver", event, fields)
 
     def _drawn(self, name: str) -> tuple[float, bool]:
         """After how long a host is recovered, and whether others are to take over from it."""

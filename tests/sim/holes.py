@@ -467,6 +467,15 @@ def refusal_before_durable() -> Iterable[Change]:
     return [(LaneExchange, "serve", LaneExchange._serve)]
 
 
+@hole("a target whose disk is full tells the origin, from memory, that it has served a step", "I4 I6")
+def served_from_memory() -> Iterable[Change]:
+    def in_memory(receiver: Receiver, epochs: Any) -> bool:
+        ownership = receiver._shared.instance.ownership
+        return ownership is not None and ownership.served(epochs)
+
+    return [(Receiver, "_served", in_memory)]
+
+
 @hole("initial state that is given again, cut otherwise, is added to what an earlier job has brought", "I2 I4")
 def initial_state_is_taken_up_twice() -> Iterable[Change]:
     return [(Batches, "begin_initial", nothing)]

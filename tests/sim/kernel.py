@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -361,6 +362,12 @@ class Kernel:
             self.sleep(self.dice.random() * self.sync_s)
         self.give_way()
         self._unsynced[path] = (written[0], max(size, self._unsynced[path][1]))  # a sync that began later may be over
+
+    def lose_files(self, directory: Path) -> None:
+        """The disk on which the directory is cannot be read any more."""
+        shutil.rmtree(directory, ignore_errors=True)
+        for path in [path for path in self._unsynced if path.startswith(f"{directory}/")]:
+            del self._unsynced[path]
 
     def cut_power(self, process: Process) -> None:
         """The machine is gone: of what its process has written and not synced, some is lost."""

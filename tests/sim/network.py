@@ -23,6 +23,7 @@ from godwit.transport.flight import wrong_token
 from tests.sim.kernel import Kernel, Process, SimThread
 
 BIND = "127.0.0.1"
+DATAGRAMS_LOST = 0.02
 
 
 class Message(NamedTuple):
@@ -186,7 +187,7 @@ class Writer(ABC):
         """A point has the name of what hosts say to each other, once it has been said."""
         migration = self._stream.header.get("migration")
         if migration is not None and message.app_metadata is not None:
-            kind = wire.unpack(message.app_metadata)["kind"]
+            kind = wire._parse(message.app_metadata)["kind"]
             self._stream.network.kernel.points.reach(f"{self._way.sender.node} {migration} says {kind}")
 
     def _open(self) -> bool:
@@ -409,10 +410,55 @@ def _served(service: SimService, stream: Stream) -> None:
         stream.returned()
 
 
+class SimDatagramReceiver:
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.node = network.kernel.current().process.node
+        self.port = network.kernel.next_id() + 1_000
+        self._arrived: list[bytes] = []
+        self._waiting: list[SimThread] = []
+        network.inboxes[f"{BIND}:{self.port}"] = self
+
+    def arrive(self, datagram: bytes) -> None:
+        self._arrived.append(datagram)
+        waiting, self._waiting = self._waiting, []
+        for thread in waiting:
+            self._network.kernel.wake(thread)
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        kernel = self._network.kernel
+        kernel.give_way()
+        deadline_s = kernel.time_s + max(0.0, timeout_s)
+        if not self._arrived and timeout_s > 0:
+            self._waiting.append(kernel.current())
+            kernel.wait(deadline_s)
+        received, self._arrived = self._arrived, []
+        return received
+
+    def close(self) -> None:
+        self._network.inboxes.pop(f"{BIND}:{self.port}", None)
+
+
+class SimDatagramSender:
+    def __init__(self, network: Network, address: str) -> None:
+        self._network, self._address = network, address
+
+    def send(self, datagram: bytes) -> None:
+        """Some are lost, and nobody is told."""
+        kernel, inbox = self._network.kernel, self._network.inboxes.get(self._address)
+        reached = inbox is not None and self._network.reaches(kernel.current().process.node, inbox.node)
+        if inbox is not None and reached and kernel.dice.random() >= DATAGRAMS_LOST:
+            kernel.after(self._network.latency_s(), lambda: inbox.arrive(datagram))
+
+    def close(self) -> None:
+        return
+
+
 class Network:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.services: dict[str, SimService] = {}
+        self.inboxes: dict[str, SimDatagramReceiver] = {}
         self.streams: dict[Stream, None] = {}  # that are open
         self.ever: list[Stream] = []
         self._cut_off: set[frozenset[str]] = set()
@@ -445,6 +491,12 @@ class Network:
 
     def listen(self, bind: str, token: str, actions: Mapping[str, Any], exchange: Any, fetch: Any) -> Any:
         return SimService(self, token, actions, exchange, fetch)
+
+    def datagrams_to(self, address: str) -> Any:
+        return SimDatagramSender(self, address)
+
+    def datagrams_at(self, bind: str) -> Any:
+        return SimDatagramReceiver(self)
 
     def answers(self, address: str, timeout_s: float) -> bool:
         try:

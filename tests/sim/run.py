@@ -63,8 +63,9 @@ class Run:
         self.root = Path(tempfile.mkdtemp(prefix="godwit-sim-", dir=MEMORY if MEMORY.is_dir() else None))
         first = Routing.spread(load.names[: load.owners], load.groups)
         operators = tuple(operator_of(name, kind) for name, kind in load.operators.items())
+        plan = Plan(load.names, first, operators, load.durability, load.backup, load.silent_s)
         with ports.use(self.kernel), line.use(self.network):
-            self.flock = Flock(self.kernel, self.root, Plan(load.names, first, operators, load.durability, load.backup))
+            self.flock = Flock(self.kernel, self.root, plan)
         self.checks = {one.spec.name: Checks(self.flock, one.spec, load.keys) for one in operators}
         self.checks[load.queries[0][0]].begins_with([row for lane in load.initial for rows in lane for row in rows])
         self.queries = Queries([self._query(at) for at in range(len(load.queries))])
@@ -153,8 +154,12 @@ class Run:
         return [*batches, *self.flock.unresolved()]
 
     def _result(self, breach: Breach | None) -> Result:
-        takeovers = Counter({"takeover": self.flock.takeovers, "takeover by copies": self.flock.by_copies})
-        faults = self.faults.happened + takeovers
+        ends = {
+            "takeover": self.flock.takeovers,
+            "takeover by copies": self.flock.by_copies,
+            "silence": self.flock.silent,
+        }
+        faults = self.faults.happened + Counter(ends)
         result = Result(self.seed, faults, Counter(self.moves.outcomes.values()), self.kernel.turns)
         if breach is not None:
             result.breach, result.invariant = str(breach), breach.invariant

@@ -20,6 +20,7 @@ from tests.sim.query import Batches, Lanes, Row
 
 QUERIES = ((("a",),), (("a",),), (("a", "b"),), (("a",), ("b",)))  # the operators of each
 INITIALLY = 0.15  # of the loads begin with initial state
+HEARTBEATS = 0.4  # of the loads have heartbeats
 RECORDED = Path(__file__).parent / "recorded"
 
 
@@ -29,7 +30,8 @@ class Load:
 
     `ahead`: routers send chunks before earlier ones are answered. `recut`: a run that is started again cuts the batch
     in progress otherwise. `initial`: rows that the first operator gets before the first batch. `restless`: how often a
-    thread gives way where it need not. `ledger_bytes`: beyond these a ledger goes to disk.
+    thread gives way where it need not. `ledger_bytes`: beyond these a ledger goes to disk. `silent_s`: a host whose
+    heartbeats do not come for so long counts as lost; without it there are no heartbeats.
     """
 
     hosts: int
@@ -47,6 +49,7 @@ class Load:
     sync_s: float = 0.0
     initial: Lanes = field(default_factory=list)
     ledger_bytes: int | None = None
+    silent_s: float | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,6 +140,7 @@ def draw_load(dice: Random) -> Load:
         restless=dice.choice((0.0, 0.02, 0.1, 0.3)),
         sync_s=dice.choice((0.0, 0.002, 0.05)),
         initial=draw_batches(dice, keys, 2)[0] if dice.random() < INITIALLY else [],
+        silent_s=1.0 if dice.random() < HEARTBEATS else None,
     )
 
 

@@ -1,7 +1,7 @@
-"""How one process reaches another: a service calls `listen`, its clients call `connect`.
+"""How one process reaches another: a service calls `listen`, its clients call `connect`. Heartbeats go as datagrams.
 
-Over Arrow Flight (`transport.flight`). The simulator uses its own network instead (`use`), in which messages take time,
-connections break and processes are cut off from each other.
+Over Arrow Flight (`transport.flight`) and UDP (`transport.datagrams`). The simulator uses its own network instead (`use`), in
+which messages take time, connections break and processes are cut off from each other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from godwit.transport.datagrams import DatagramReceiver, DatagramSender
 from godwit.transport.flight import CONNECT_S, ActionHandler, Client, FetchHandler, Service, StreamHandler
 
 
@@ -30,12 +31,18 @@ class Network(Protocol):
 
     def answers(self, address: str, timeout_s: float) -> bool: ...
 
+    def datagrams_to(self, address: str) -> DatagramSender: ...
+
+    def datagrams_at(self, bind: str) -> DatagramReceiver: ...
+
 
 class FlightNetwork:
-    """Arrow Flight over TCP."""
+    """Arrow Flight over TCP, and UDP."""
 
     connect = Client
     listen = Service
+    datagrams_to = DatagramSender
+    datagrams_at = DatagramReceiver
 
     def answers(self, address: str, timeout_s: float) -> bool:
         host, _, port = address.rpartition(":")
@@ -79,3 +86,13 @@ def listen(
 def answers(address: str, timeout_s: float) -> bool:
     """Whether a process listens at this address."""
     return _network.answers(address, timeout_s)
+
+
+def datagrams_to(address: str) -> DatagramSender:
+    """A way to send datagrams to this address; OSError if the address is not known now."""
+    return _network.datagrams_to(address)
+
+
+def datagrams_at(bind: str) -> DatagramReceiver:
+    """A new port for datagrams."""
+    return _network.datagrams_at(bind)

@@ -9,9 +9,7 @@ an authentication code made with the flock's token, and a number, so that datagr
 from __future__ import annotations
 
 import hmac
-import select
-import socket
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,9 +18,9 @@ import msgpack
 from godwit import ports
 from godwit.control.heartbeats import TICK_S
 from godwit.errors import DefinitionError
+from godwit.transport import line
 
 CODE_BYTES: Final = 16
-DATAGRAM_BYTES_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,49 +67,35 @@ class HeartbeatSender:
             self._thread.join()
 
     def _run(self) -> None:
-        name, _, port = self._to.rpartition(":")
         beat = self._zeroth
         while not self._stop.is_set():
-            with suppress(OSError):  # the network is down: a later heartbeat may get through
-                family, kind, protocol, _, address = _resolved(name, int(port))
-                with socket.socket(family, kind, protocol) as sender:
-                    sender.setblocking(False)
-                    while not self._stop.is_set():
-                        beat = replace(beat, number=beat.number + 1)
-                        sender.sendto(beat.packed(self._token), address)
-                        self._stop.wait(TICK_S)
+            with suppress(OSError), closing(line.datagrams_to(self._to)) as sender:  # a later heartbeat may get through
+                while not self._stop.is_set():
+                    beat = replace(beat, number=beat.number + 1)
+                    sender.send(beat.packed(self._token))
+                    self._stop.wait(TICK_S)
             self._stop.wait(TICK_S)
 
 
 class HeartbeatReceiver:
-    """The driver's side: a socket. `address`: the name under which hosts reach the driver, if it is not `bind`."""
+    """The driver's side. `address`: the name under which hosts reach the driver, if it is not `bind`."""
 
     def __init__(self, bind: str, token: str, incarnation: str, address: str | None = None) -> None:
         self._token = token
         self._incarnation = incarnation
         self._numbers: dict[tuple[str, int], int] = {}
         try:
-            self._socket = _bound(bind)
+            self._datagrams = line.datagrams_at(bind)
         except OSError as error:
             raise DefinitionError(
                 f"cannot listen on {bind}: {error.strerror}", todo="Give bind= an address that this machine has"
             ) from error
-        self._socket.setblocking(False)
-        # select() cannot wait for a file descriptor of 1024 or more, and a driver may have many open files.
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self.address = f"{address or bind}:{self._socket.getsockname()[1]}"
+        self.address = f"{address or bind}:{self._datagrams.port}"
 
     def receive(self, timeout_s: float) -> list[Heartbeat]:
-        """All heartbeats that have arrived; waits up to `timeout_s` for the first one."""
-        self._poll.poll(max(0.0, 1000 * timeout_s))
-        received = []
-        with suppress(BlockingIOError):
-            while True:
-                beat = unpacked(self._socket.recv(DATAGRAM_BYTES_MAX), self._token)
-                if beat is not None and self._is_new(beat):
-                    received.append(beat)
-        return received
+        """All heartbeats that have arrived; waits up to `timeout_s` for the first datagram."""
+        beats = [unpacked(datagram, self._token) for datagram in self._datagrams.receive(timeout_s)]
+        return [beat for beat in beats if beat is not None and self._is_new(beat)]
 
     def _is_new(self, beat: Heartbeat) -> bool:
         if beat.incarnation != self._incarnation or beat.number <= self._numbers.get((beat.host, beat.generation), 0):
@@ -120,20 +104,4 @@ class HeartbeatReceiver:
         return True
 
     def close(self) -> None:
-        self._socket.close()
-
-
-def _bound(bind: str) -> socket.socket:
-    family, kind, protocol, _, address = _resolved(bind, 0)
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _resolved(name: str, port: int) -> tuple[int, int, int, str, tuple[object, ...]]:
-    family, kind, protocol, canonical, address = socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
-    return family, kind, protocol, canonical, address
+        self._datagrams.close()

@@ -6,29 +6,41 @@ loss is decided in `lost_hosts`.
 
 from __future__ import annotations
 
-import threading
-import time
 from contextlib import suppress
+from typing import Any, Protocol
 
+from godwit import ports
 from godwit.control.heartbeats import TICK_S, Heartbeats, Silent
 from godwit.errors import GodwitError
 from godwit.runtime.liveness.heartbeat_datagrams import Heartbeat, HeartbeatReceiver
-from godwit.spark.checkpoint.history import History
-from godwit.spark.hosts.flock_hosts import Hosts
+
+
+class HostJobs(Protocol):
+    """The Spark jobs of the hosts (`flock_hosts.Hosts`)."""
+
+    def serves(self, name: str, generation: int) -> bool: ...
+
+    def end(self, name: str, generation: int, noticed: str) -> None: ...
+
+
+class Notes(Protocol):
+    """Notes for people (`checkpoint.history.History`)."""
+
+    def add(self, event: str, **fields: Any) -> object: ...
 
 
 class SilentHostMonitor:
     """One thread for all hosts. Without a receiver there are no heartbeats: `address` is empty, and hosts send none."""
 
-    def __init__(self, receiver: HeartbeatReceiver | None, silent_s: float, hosts: Hosts, history: History) -> None:
+    def __init__(self, receiver: HeartbeatReceiver | None, silent_s: float, hosts: HostJobs, history: Notes) -> None:
         self._hosts = hosts
         self._history = history
         self._receiver = receiver
         self.address = "" if receiver is None else receiver.address
-        self._lock = threading.Lock()
+        self._lock = ports.lock()
         self._heartbeats = Heartbeats(silent_s)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="godwit-heartbeats", daemon=True)
+        self._stop = ports.event()
+        self._thread = ports.thread(self._run, "godwit-heartbeats")
 
     def start(self) -> None:
         if self._receiver is not None:
@@ -50,10 +62,10 @@ class SilentHostMonitor:
     def _run(self) -> None:
         """Heartbeats are read before silence is judged: they may have waited while this thread was delayed."""
         assert self._receiver is not None
-        look_s = time.monotonic()
+        look_s = ports.now_s()
         while not self._stop.is_set():
-            self._take(self._receiver.receive(look_s - time.monotonic()))
-            now_s = time.monotonic()
+            self._take(self._receiver.receive(look_s - ports.now_s()))
+            now_s = ports.now_s()
             if now_s >= look_s:
                 look_s = now_s + TICK_S
                 with self._lock:
@@ -64,7 +76,7 @@ class SilentHostMonitor:
     def _take(self, beats: list[Heartbeat]) -> None:
         for beat in beats:
             with self._lock:
-                back_s = self._heartbeats.beat(beat.host, beat.generation, time.monotonic())
+                back_s = self._heartbeats.beat(beat.host, beat.generation, ports.now_s())
             if back_s is not None:  # for people: its job was ended without need, or a stopped process was continued
                 self._tell("alive", Silent(beat.host, beat.generation, back_s))
 
