@@ -1,6 +1,7 @@
 """Draws tables in the docs from the code: `python -m docs.tables` writes them, --check only looks.
 
-protocols.md has the tables of the machines, internals.md the packages and what each is about.
+protocols.md has the tables of the machines, internals.md the packages and what each is about, compatibility.md what tests show
+of Spark beside Godwit.
 
 What a protocol shares with all others is drawn once; of each protocol only what is its own.
 """
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import godwit
+from docs.features import areas
 from godwit.migration import PROTOCOLS
 from godwit.migration.origin import COMMON, REVOCABLE, Phase, Protocol
 from godwit.migration.target import TABLE as TARGET_TABLE
 
 PAGE = Path(__file__).with_name("protocols.md")
 INTERNALS = Path(__file__).with_name("internals.md")
+COMPATIBILITY = Path(__file__).with_name("compatibility.md")
 PACKAGE = Path(godwit.__file__).parent
 # In the order of their layers, lowest first; tests/test_architecture.py has the rule.
 ROOMS = (
@@ -60,6 +63,19 @@ def internals() -> str:
     """The page about the inside, with the packages as they are now."""
     rooms = markdown(("package", "what it is about"), [(f"`{room}`", about(room)) for room in ROOMS])
     return BLOCK.sub(lambda found: f"{found[1]}{rooms}\n{found[3]}", INTERNALS.read_text())
+
+
+def compatibility() -> str:
+    """The page about Spark beside Godwit, with a row for every test that shows a feature."""
+    head = ("", "Spark", "Godwit", "shown by")
+    made: list[str] = []
+    for area, rows in areas().items():
+        tests = [(row, f"[{row.test.rpartition('::')[2]}](../{row.test.partition('::')[0]})") for row in rows]
+        made.append(
+            f"## {area.capitalize()}\n{markdown(head, [(r.what, r.spark, r.godwit, link) for r, link in tests])}"
+        )
+    table = "\n\n".join(made)
+    return BLOCK.sub(lambda found: f"{found[1]}{table}\n{found[3]}", COMPATIBILITY.read_text())
 
 
 def about(room: str) -> str:
@@ -111,7 +127,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    drawn = {PAGE: page(), INTERNALS: internals()}
+    drawn = {PAGE: page(), INTERNALS: internals(), COMPATIBILITY: compatibility()}
     if "--check" in sys.argv:
         return int(any(file.read_text() != text for file, text in drawn.items()))
     for file, text in drawn.items():

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.report import docs as report
 from docs import tables
+from docs.features import areas
 from godwit import errors
 from godwit.control import rule_checks, rules
 from godwit.control.load_measures import METRICS
@@ -168,6 +169,11 @@ def test_internals_name_files_that_are_there() -> None:
     names = {file.name for file in source.rglob("*.py")}
     for named in re.findall(r"`([a-z_/]+\.py)`", tables.INTERNALS.read_text()):
         assert (source / named).exists() or (ROOT / named).exists() if "/" in named else named in names, named
+
+
+def test_every_row_of_spark_beside_godwit_comes_from_a_test() -> None:
+    assert tables.COMPATIBILITY.read_text() == tables.compatibility(), "python -m docs.tables draws them anew"
+    assert sum(map(len, areas().values())) > 10
 
 
 def test_the_tables_of_the_protocols_are_those_of_the_code() -> None:

@@ -52,12 +52,13 @@ STATEFUL = [
     ("outputMode", POSITIONAL, "append"),
     ("timeMode", POSITIONAL, "none"),
     ("initialState", POSITIONAL, None),
+    ("eventTimeColumnName", POSITIONAL, ""),
     ("name", KEYWORD, REQUIRED),
 ]
 NATIVE = [
     ("processor" if name == "statefulProcessor" else name, *rest)
     for name, *rest in STATEFUL
-    if name != "outputStructType"
+    if name not in ("outputStructType", "eventTimeColumnName")
 ]
 SELECTION = [("keys", KEYWORD, None), ("groups", KEYWORD, None)]
 AUTOSCALE = [
@@ -167,8 +168,7 @@ def test_arguments_have_pysparks_names_order_and_defaults(flavour: str) -> None:
     shared = [row for row in STATEFUL if row[0] in theirs]
     order = [name for name in theirs if name in {row[0] for row in shared}]
     assert [row[0] for row in shared] == order
-    left_out = {name for name in theirs if name not in {row[0] for row in shared}}
-    assert left_out <= {"eventTimeColumnName"}, "given by withWatermark here"
+    assert {name for name in theirs if name not in {row[0] for row in shared}} == set()
 
 
 def test_operator_options_are_exactly_these_and_explained() -> None:

@@ -96,12 +96,13 @@ class Case:
 
     processor: StatefulProcessor
     output: str
-    keys: tuple[str, ...] = ("id",)
+    keys: tuple[Any, ...] = ("id",)
     pandas: bool = False
     mode: str = "append"
     time: str = "none"
     initial: DataFrame | None = None
     watermark: tuple[str, str] | None = None
+    event_time: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -116,7 +117,7 @@ class Case:
 
     def on_spark(self, frame: DataFrame) -> DataFrame:
         call = getattr(self._marked(frame).groupBy(*self.keys), self._method)
-        made: DataFrame = call(self.processor, self.output, self.mode, self.time, self._grouped())
+        made: DataFrame = call(self.processor, self.output, self.mode, self.time, self._grouped(), self.event_time)
         return made
 
     def on_flock(self, flock: godwit.Flock, frame: DataFrame, name: str) -> DataFrame:
@@ -129,6 +130,7 @@ class Case:
             self.mode,
             self.time,
             self._grouped(),
+            self.event_time,
             name=name,
             **self.options,
         )

@@ -151,22 +151,22 @@ def test_a_native_processor_that_does_wrong_in_many_ways(case: Case) -> None:
     assert_fails_and_goes_on(case, NATIVE_MOODS)
 
 
-def test_null_keys_are_an_error_that_tells_the_row_and_go_on_in_a_bucket(life: Life) -> None:
+def test_null_keys_are_an_error_if_so_told_that_names_the_row_and_go_on_in_a_bucket(life: Life) -> None:
     life.case.add("a")
     life.case.add("a", "b", None)
     where = ("operator=count", "batch=1", "lane=0", "row=2")
     with life.open():
-        text = life.case.define().run()
+        text = life.case.define(null_keys="error").run()
         assert_said(text, "GODWIT-NULL-KEY", "key column 'key' is null", 'null_keys="bucket"', *where)
         assert life.case.state() == {"a": 1}
     with life.open():
-        assert life.case.define(null_keys="bucket").run() == ""
+        assert life.case.define().run() == ""
         assert life.case.state() == {"a": 2, "b": 1, None: 1}
     assert life.counts() == [("a", 1), ("a", 2), ("b", 1), (None, 1)]
 
 
-def test_null_keys_have_a_bucket_if_told_so(case: Case) -> None:
-    case.define(null_keys="bucket")
+def test_null_keys_have_a_bucket(case: Case) -> None:
+    case.define()
     case.add("a", None, "a", None)
     case.add(None)
     assert case.run() == ""
@@ -233,13 +233,16 @@ DEFINITIONS: dict[str, tuple[Changed, tuple[str, ...]]] = {
     "no key column": ({"keys": []}, ("keys= names no column",)),
     "a key column named twice": ({"keys": ["key", "key"]}, ("key column 'key' is named twice",)),
     "keys that are no names": ({"keys": 5}, ("keys=5 does not name columns",)),
-    "keys that are columns": (
-        lambda frame: {"keys": [frame["key"]]},
-        ("does not name columns", "Give the name of a column, or a list"),
+    "a key that is computed of nothing": (
+        lambda _: {"keys": [sf.col("nothing") + 1]},
+        ("cannot be computed from the input", "The columns of the input are"),
     ),
-    "a key of an array": ({"keys": "list"}, ("'list'", "cannot be part of a key", "Group by boolean")),
-    "a key of a map": ({"keys": "map"}, ("'map'", "cannot be part of a key")),
-    "a key of a struct": ({"keys": "struct"}, ("'struct'", "cannot be part of a key")),
+    "a key with the name of another column": (
+        lambda _: {"keys": [(sf.col("n") % 2).alias("n")]},
+        ("would be named 'n', as a column of the input", "alias()"),
+    ),
+    "a key of a map": ({"keys": "map"}, ("'map'", "cannot be part of a key", "Group by boolean")),
+    "a key of a map in a struct": ({"keys": "struct"}, ("'struct.", "cannot be part of a key")),
     "a lane without a sequence": ({"lane": "key"}, ("only one of lane= and sequence= was given",)),
     "a sequence without a lane": ({"sequence": "n"}, ("only one of lane= and sequence= was given",)),
     "a sequence that is no number": ({"lane": "key", "sequence": "key"}, ("'key' is string, not a whole number",)),
@@ -278,9 +281,9 @@ DEFINITIONS: dict[str, tuple[Changed, tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    """A stream with a column of every kind that cannot be a key."""
+    """A stream with columns that cannot be keys."""
     events = Feed(tmp_path_factory.mktemp("wide") / "feed", EVENTS).stream(spark)
-    nested = {"list": "array(n)", "map": "map(key, n)", "struct": "struct(n)"}
+    nested = {"list": "array(n)", "map": "map(key, n)", "struct": "struct(map(key, n))"}
     return events.withColumns({name: sf.expr(made) for name, made in nested.items()})
 
 

@@ -6,16 +6,19 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql import types as sql
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 
 from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
-from godwit.spark.pyspark_api.handle import VALUE_BYTES_MAX, Handle, Scope
+from godwit.spark.pyspark_api.call_settings import VALUE_BYTES_MAX
+from godwit.spark.pyspark_api.handle import Handle, Scope
 from godwit.spark.pyspark_api.schemas import parse_ddl, variable_schema
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
@@ -100,14 +103,26 @@ def test_a_value_of_nothing_but_nulls_exists():
     assert state.get() == (None,)
 
 
-@pytest.mark.parametrize("given", [(7,), [7], Row(n=7), Row(7), np.array([7]), (np.int64(7),)], ids=repr)
-def test_tuples_lists_rows_and_arrays_are_taken_by_position(given):
+@pytest.mark.parametrize(
+    "given",
+    [(7,), [7], Row(n=7), Row(7), np.array([7]), (np.int64(7),), pd.Series([7]), iter([7]), range(7, 8)],
+    ids=repr,
+)
+def test_whatever_can_be_iterated_is_taken_by_position_as_in_spark(given):
     state = value().made
     state.update(given)
     assert state.get() == (7,)
 
 
-@pytest.mark.parametrize("given", [7, None, "7", {"n": 7}, ("7",), (7, 8), (), (1.5,), (2**70,)], ids=repr)
+def test_a_string_of_one_character_is_a_tuple_of_one_as_in_spark():
+    state = value("s string").made
+    state.update("7")
+    assert state.get() == ("7",)
+    with pytest.raises(StateTypeError, match="a tuple is expected, not str"):
+        state.update("77")
+
+
+@pytest.mark.parametrize("given", [7, None, "7", "77", {"n": 7}, ("7",), (7, 8), (), (1.5,), (2**70,)], ids=repr)
 def test_a_value_of_the_wrong_type_names_variable_and_key(given):
     world = value()
     with pytest.raises(StateTypeError) as caught:
@@ -205,7 +220,7 @@ def test_map_may_be_changed_while_it_is_iterated():
     assert not state.exists()
 
 
-@pytest.mark.parametrize("call", [("getValue", "x"), ("updateValue", ("x",), 5), ("updateValue", (5,), (5,))], ids=repr)
+@pytest.mark.parametrize("call", [("getValue", "xy"), ("updateValue", ("x",), 5), ("getValue", (b"x",))], ids=repr)
 def test_map_keys_and_values_of_the_wrong_type_are_refused(call):
     state = entries().made
     with pytest.raises(StateTypeError) as caught:
@@ -367,12 +382,61 @@ def test_a_name_used_twice_is_refused_whatever_the_kinds():
         World(lambda handle: (handle.getValueState("v", "n long"), handle.getMapState("v", "k int", "n long")))
 
 
-def test_removed_names_are_reported_and_not_mixed_with_declared_ones():
+def test_removed_names_are_reported_and_not_declared_again():
     assert World(lambda handle: handle.deleteIfExists("old")).removed == ("old",)
     with pytest.raises(DefinitionError, match="old"):
         World(lambda handle: (handle.deleteIfExists("old"), handle.getValueState("old", "n long")))
-    with pytest.raises(DefinitionError, match="old"):
-        World(lambda handle: (handle.getValueState("old", "n long"), handle.deleteIfExists("old")))
+
+
+def deleted(declare: Callable[[Handle], Any]) -> Any:
+    def init(handle: Handle) -> Any:
+        first, state, last = handle.getValueState("a", "n long"), declare(handle), handle.getValueState("z", "n long")
+        handle.deleteIfExists("old")
+        return first, state, last
+
+    world = World(init)
+    world.handle.check_declared()
+    assert ([v.name for v in world.variables], world.removed) == (["a", "z"], ("old",))
+    first, state, last = world.made
+    first.update((1,))
+    last.update((2,))
+    assert (first.get(), last.get()) == ((1,), (2,))
+    return state
+
+
+DELETED = {
+    "exists": (lambda state: state.exists(), r"Error checking (value|map) state exists"),
+    "clear": (lambda state: state.clear(), r"Error clearing (value|map) state"),
+    "update": (lambda state: state.update((1,)), "Error updating value state"),
+    "put": (lambda state: state.put([(1,)]), "Error updating value state"),
+    "appendValue": (lambda state: state.appendValue((1,)), "Error updating value state"),
+    "updateValue": (lambda state: state.updateValue((1,), (1,)), "Error updating map state value"),
+    "containsKey": (lambda state: state.containsKey((1,)), "Error checking if map state contains key"),
+}
+
+
+@pytest.mark.parametrize(
+    ("declare", "methods"),
+    [
+        (lambda h: h.getValueState("old", "n long"), "exists update clear"),
+        (lambda h: h.getListState("old", "n long"), "exists put appendValue clear"),
+        (lambda h: h.getMapState("old", "k long", "n long"), "exists updateValue containsKey clear"),
+    ],
+)
+def test_a_variable_that_the_same_init_deletes_refuses_every_use_as_in_spark(declare, methods):
+    state = deleted(declare)
+    for method in methods.split():
+        call, message = DELETED[method]
+        with pytest.raises(PySparkRuntimeError, match=message) as caught:
+            call(state)
+        assert isinstance(caught.value, DefinitionError)
+        assert "'old'" in str(caught.value)
+
+
+def test_iterators_of_a_deleted_list_or_map_are_empty_as_in_spark():
+    assert list(deleted(lambda h: h.getListState("old", "n long")).get()) == []
+    a_map = deleted(lambda h: h.getMapState("old", "k long", "n long"))
+    assert [list(each()) for each in (a_map.keys, a_map.values, a_map.iterator)] == [[], [], []]
 
 
 def test_after_init_nothing_can_be_declared_or_removed():
@@ -385,8 +449,10 @@ def test_after_init_nothing_can_be_declared_or_removed():
 def test_an_init_that_declares_other_variables_on_a_host_is_refused():
     world = value()
     for call in (lambda h: h.getValueState("other", "n long"), lambda h: h.getListState("v", "n long")):
+        handle = Handle(Scope("none", "UTC", VALUE_BYTES_MAX, lambda key: key), world.variables)
+        call(handle)
         with pytest.raises(DefinitionError, match="driver"):
-            call(Handle(Scope("none", "UTC", VALUE_BYTES_MAX, lambda key: key), world.variables))
+            handle.check_declared()
 
 
 @pytest.mark.parametrize("make", [value, elements, entries])

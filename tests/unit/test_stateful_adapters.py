@@ -25,6 +25,7 @@ from godwit.errors import (
     from_json,
 )
 from godwit.runtime.processor.rows import Adapter, Outputs, Rows, Times
+from godwit.spark.pyspark_api.call_settings import CallSettings
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
@@ -47,8 +48,8 @@ class Bench:
     ) -> None:
         time_mode, tz = options.get("time_mode", "none"), options.get("tz", "UTC")
         self.codec = KeyCodec(keys, tz)
-        declared = describe(processor, time_mode, tz)
-        made: Adapter = flavour(processor, declared.variables, keys, out, **options)
+        declared = describe(processor, time_mode)
+        made: Adapter = flavour(processor, declared.variables, keys, out, CallSettings(**options))
         self.adapter: Adapter = pickle.loads(cloudpickle.dumps(made))
         self.state = KeyedState(declared.variables, self.codec)
         self.adapter.open(self.state)

@@ -34,7 +34,8 @@ from godwit.spark.checkpoint.durability_choice import choose_storage
 from godwit.spark.checkpoint.flock_directory import FlockDirectory, checked_path
 from godwit.spark.checkpoint.state_view import StateView
 from godwit.spark.define import timer_source
-from godwit.spark.define.arguments import FlockArguments, check_session, check_silence, check_slots, key_names
+from godwit.spark.define.arguments import FlockArguments, check_session, check_silence, check_slots
+from godwit.spark.define.key_columns import Keys, keyed_frame
 from godwit.spark.define.operator_definition import Definition, OperatorOptions
 from godwit.spark.grouped_frame import GroupedFrame
 from godwit.spark.hosts.flock_status import StatusSource, flock_status
@@ -44,8 +45,6 @@ from godwit.spark.results.measures import Measures
 from godwit.spark.results.status import Status
 from godwit.spark.running_flock import FlockSettings, RunningFlock
 from godwit.state.changelog import Durability
-
-Keys = str | list[str] | tuple[str, ...]
 
 
 class Flock:
@@ -182,18 +181,20 @@ class Flock:
         outputMode: str = "append",
         timeMode: str = "none",
         initialState: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
         *,
         name: str,
         **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """PySpark's `transformWithState` with state on the hosts: the same StatefulProcessor, unchanged, called with Rows.
 
-        frame: a streaming or batch DataFrame. keys: one or several of its columns, of atomic types. name: identifies the
-        operator and its state in the checkpoint. For the other arguments see `OperatorOptions`.
+        frame: a streaming or batch DataFrame. keys: one or several of its columns, or expressions, as for groupBy; maps cannot
+        be keys. eventTimeColumnName: the output column by which operators behind this one use the watermark of the input.
+        name: identifies the operator and its state in the checkpoint. For the other arguments see `OperatorOptions`.
         """
-        definition = Definition(
-            frame, key_names(keys), statefulProcessor, name, "row", outputStructType, outputMode, timeMode, options
-        )
+        given = keyed_frame(frame, keys)
+        words = (outputStructType, outputMode, timeMode, options, eventTimeColumnName, given.added)
+        definition = Definition(given.frame, given.keys, statefulProcessor, name, "row", *words)
         return self._operator(definition, initialState)
 
     def transformWithStateInPandas(
@@ -205,14 +206,15 @@ class Flock:
         outputMode: str = "append",
         timeMode: str = "none",
         initialState: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
         *,
         name: str,
         **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """As `transformWithState`, for processors whose input and output are pandas DataFrames."""
-        definition = Definition(
-            frame, key_names(keys), statefulProcessor, name, "pandas", outputStructType, outputMode, timeMode, options
-        )
+        given = keyed_frame(frame, keys)
+        words = (outputStructType, outputMode, timeMode, options, eventTimeColumnName, given.added)
+        definition = Definition(given.frame, given.keys, statefulProcessor, name, "pandas", *words)
         return self._operator(definition, initialState)
 
     def process(
@@ -228,7 +230,8 @@ class Flock:
         **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """Run a native processor, or one of `godwit.windows`: called with whole chunks, vectorised over keys."""
-        definition = Definition(frame, key_names(keys), processor, name, "native", None, outputMode, timeMode, options)
+        given = keyed_frame(frame, keys)
+        definition = Definition(given.frame, given.keys, processor, name, "native", None, outputMode, timeMode, options)
         return self._operator(definition, initialState)
 
     def _operator(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:

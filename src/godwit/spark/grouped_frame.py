@@ -34,12 +34,13 @@ class GroupedFrame:
         outputMode: str = "append",
         timeMode: str = "none",
         initialState: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
         *,
         name: str,
         **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """As `Flock.transformWithState`."""
-        given = (statefulProcessor, outputStructType, outputMode, timeMode, initialState)
+        given = (statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName)
         return self._flock.transformWithState(self._frame, self._keys, *given, name=name, **options)
 
     def transformWithStateInPandas(
@@ -49,12 +50,13 @@ class GroupedFrame:
         outputMode: str = "append",
         timeMode: str = "none",
         initialState: DataFrame | GroupedData | None = None,
+        eventTimeColumnName: str = "",
         *,
         name: str,
         **options: Unpack[OperatorOptions],
     ) -> DataFrame:
         """As `Flock.transformWithStateInPandas`."""
-        given = (statefulProcessor, outputStructType, outputMode, timeMode, initialState)
+        given = (statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName)
         return self._flock.transformWithStateInPandas(self._frame, self._keys, *given, name=name, **options)
 
     def process(

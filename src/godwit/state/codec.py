@@ -59,8 +59,9 @@ class Codec:
 def compile_codec(schema: pa.Schema, tz: str = "UTC", make_struct: MakeStruct = nested_row) -> Codec:
     """A codec for values with these fields.
 
-    Naive datetimes are in time zone `tz`. `make_struct` is given the names of a nested struct's fields and
-    returns what builds one from its values, for a caller who wants them to be of its own row type.
+    Naive datetimes are in time zone `tz`, which may be `converters.LOCAL`. `make_struct` is given the names of a
+    nested struct's fields and returns what builds one from its values, for a caller who wants them to be of its own
+    row type.
     """
     slots = [slot(field, tz, make_struct) for field in schema]
     formats = [_fixed_format(t) for t in schema.types]
@@ -160,10 +161,11 @@ def _to_stored(slots: Sequence[FieldCodec]) -> Callable[[Sequence[Any]], list[An
     def to_stored(values: Sequence[Any]) -> list[Any]:
         if not isinstance(values, (tuple, list)) or len(values) != len(stores):
             raise _wrong_arity(slots, values)
+        stored = [None if v is None else store(v) for store, v in zip(stores, values, strict=True)]
         for i, s in required:
-            if values[i] is None:
-                raise refusal(s.path, s.type, None)
-        return [None if v is None else store(v) for store, v in zip(stores, values, strict=True)]
+            if stored[i] is None:
+                raise refusal(s.path, s.type, values[i])
+        return stored
 
     return to_stored
 

@@ -3,12 +3,17 @@
 Decides which Python values a field of each type takes (numpy scalars too) and what comes back when it is
 read; a value that does not fit is refused with the field, the type it expects and the type it got. It must
 not know how stored values become bytes, nor whose state they are.
+
+A field takes all that Spark's own Python client turns into a value of the field. Where Spark stores null instead of a value of
+another type, the value is refused; only NaN, which is null in pandas, becomes null here too.
 """
 
 from __future__ import annotations
 
+import array
 import datetime as dt
 import decimal
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +24,12 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import DefinitionError, StateTypeError
-from godwit.state.keys import Convert, naive_datetime, signed_bytes
+from godwit.state.keys import Convert, naive_datetime, process_zone, signed_bytes
 
 MakeStruct: TypeAlias = Callable[[Sequence[str]], Callable[[Sequence[Any]], Any]]
 Conversion: TypeAlias = tuple[Convert, Convert | None]  # to stored, and back where that is not the same value
 
+LOCAL: Final = "local"  # as a time zone: that of the process, as in PySpark
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _EPOCH_NAIVE: Final = _EPOCH.replace(tzinfo=None)
 _EPOCH_DAY: Final = dt.date(1970, 1, 1).toordinal()
@@ -34,7 +40,7 @@ _FLOAT32: Final = struct.Struct("<f")
 
 @dataclass(frozen=True, slots=True)
 class FieldCodec:
-    """A field as the codec sees it: `store` never gets None, `load` is None where nothing is to be done."""
+    """A field as the codec sees it: `store` never gets None but may give it, `load` is None where nothing is to be done."""
 
     name: str
     path: str
@@ -44,11 +50,10 @@ class FieldCodec:
     load: Convert | None
 
     def stored(self, value: Any) -> Any:
-        if value is not None:
-            return self.store(value)
-        if not self.nullable:
+        stored = None if value is None else self.store(value)
+        if stored is None and not self.nullable:
             raise refusal(self.path, self.type, value)
-        return None
+        return stored
 
     def loaded(self, stored: Any) -> Any:
         return stored if stored is None or self.load is None else self.load(stored)
@@ -97,6 +102,12 @@ class _Site:
     def refused(self, value: Any) -> StateTypeError:
         return refusal(self.path, self.type, value)
 
+    def null(self, value: Any) -> Any:
+        """For a value of another type: null for NaN, which is how pandas shows a null, else an error."""
+        if isinstance(value, float) and value != value:
+            return None
+        raise self.refused(value)
+
     def inner(self, field: pa.Field[Any]) -> FieldCodec:
         return slot(field, self.tz, self.make_struct, f"{self.path}.")
 
@@ -119,10 +130,8 @@ def _conversion(site: _Site) -> Conversion:
 
 
 def _boolean(site: _Site) -> Conversion:
-    def store(value: Any) -> bool:
-        if isinstance(value, (bool, np.bool_)):
-            return bool(value)
-        raise site.refused(value)
+    def store(value: Any) -> Any:
+        return bool(value) if isinstance(value, (bool, np.bool_)) else site.null(value)
 
     return store, None
 
@@ -130,12 +139,12 @@ def _boolean(site: _Site) -> Conversion:
 def _integer(site: _Site) -> Conversion:
     limit = 1 << (site.type.bit_width - 1)
 
-    def store(value: Any) -> int:
+    def store(value: Any) -> Any:
         if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
             number = int(value)
             if -limit <= number < limit:
                 return number
-        raise site.refused(value)
+        return site.null(value)
 
     return store, None
 
@@ -167,52 +176,86 @@ def _float(site: _Site) -> Conversion:
 
 def _string(site: _Site) -> Conversion:
     def store(value: Any) -> str:
-        if not isinstance(value, str):
+        text = value if isinstance(value, str) else _java_text(value)
+        if text is None or not (text.isascii() or _is_text(text)):
             raise site.refused(value)
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:  # half of a surrogate pair is no character
-                raise site.refused(value) from None
-        return value
+        return text
 
     return store, None
 
 
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 has a form for the string: half of a surrogate pair is no character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _java_text(value: Any) -> str | None:
+    """The text that Spark makes of a number or a boolean; None for other types, of which Java's text says nothing."""
+    if isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    if isinstance(value, (int, np.integer, decimal.Decimal)):
+        return str(value)
+    return _java_double(float(value)) if isinstance(value, (float, np.floating)) else None
+
+
+def _java_double(value: float) -> str:
+    """Java writes 1e10 as 1.0E10, and numbers from 0.001 to 10 million without an exponent."""
+    if value != value or abs(value) == math.inf:
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        digits = format(decimal.Decimal(repr(value)), "f")
+        return digits if "." in digits else f"{digits}.0"
+    sign, numbers, exponent = decimal.Decimal(repr(value)).normalize().as_tuple()
+    rest = "".join(map(str, numbers[1:])) or "0"
+    return f"{'-' if sign else ''}{numbers[0]}.{rest}E{int(exponent) + len(numbers) - 1}"
+
+
 def _binary(site: _Site) -> Conversion:
-    def store(value: Any) -> bytes:
+    def store(value: Any) -> Any:
         if isinstance(value, (bytes, bytearray, memoryview)):
             return bytes(value)
-        raise site.refused(value)
+        return value.encode() if isinstance(value, str) and _is_text(value) else site.null(value)
 
     return store, None
 
 
 def _date(site: _Site) -> Conversion:
-    def store(value: Any) -> int:
+    def store(value: Any) -> Any:
         if isinstance(value, np.datetime64):
             value = value.astype("datetime64[D]").item()
         if isinstance(value, dt.date) and value == value:  # pandas' NaT is a date that does not equal itself
             return value.toordinal() - _EPOCH_DAY
-        raise site.refused(value)
+        return site.null(value)
 
     return store, lambda days: dt.date.fromordinal(days + _EPOCH_DAY)
 
 
 def _timestamp(site: _Site) -> Conversion:
     zoned = site.type.tz is not None
-    zone: dt.tzinfo = ZoneInfo(site.tz) if zoned and site.tz != "UTC" else dt.UTC
+    zone = _zone(site.tz) if zoned else dt.UTC
 
-    def store(value: Any) -> int:
+    def store(value: Any) -> Any:
         if type(value) is dt.datetime and value.tzinfo is None and zone is dt.UTC:
             return _micros(value - _EPOCH_NAIVE)
         if isinstance(value, np.datetime64):
             value = value.astype("datetime64[us]").item()
         if not isinstance(value, dt.datetime) or value != value or (value.tzinfo and not zoned):
-            raise site.refused(value)
-        return _micros((value if value.tzinfo else value.replace(tzinfo=zone)) - _EPOCH)
+            return site.null(value)
+        if value.tzinfo is None:
+            value = value.astimezone() if zone is None else value.replace(tzinfo=zone)
+        return _micros(value - _EPOCH)
 
     return store, lambda micros: naive_datetime(micros, zone)
+
+
+def _zone(tz: str) -> dt.tzinfo | None:
+    if tz == LOCAL:
+        return process_zone()
+    return dt.UTC if tz == "UTC" else ZoneInfo(tz)
 
 
 def _micros(span: dt.timedelta) -> int:
@@ -220,12 +263,12 @@ def _micros(span: dt.timedelta) -> int:
 
 
 def _duration(site: _Site) -> Conversion:
-    def store(value: Any) -> int:
+    def store(value: Any) -> Any:
         if isinstance(value, np.timedelta64):
             value = value.astype("timedelta64[us]").item()
         if isinstance(value, dt.timedelta) and value == value:
             return _micros(value)
-        raise site.refused(value)
+        return site.null(value)
 
     return store, lambda micros: dt.timedelta(microseconds=micros)
 
@@ -233,10 +276,10 @@ def _duration(site: _Site) -> Conversion:
 def _decimal(site: _Site) -> Conversion:
     scale, limit, long = site.type.scale, 10**site.type.precision, site.type.precision <= _LONG_DIGITS
 
-    def store(value: Any) -> int | bytes:
+    def store(value: Any) -> Any:
         exact = decimal.Decimal(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if not isinstance(exact, decimal.Decimal) or not exact.is_finite() or exact.adjusted() > 2 * _LONG_DIGITS + 2:
-            raise site.refused(value)
+            return site.null(value)
         # Spark rounds half up to the declared scale, and takes no value that then has too many digits.
         unscaled = int(exact.scaleb(scale, _EXACT).to_integral_value(decimal.ROUND_HALF_UP, _EXACT))
         if not -limit < unscaled < limit:
@@ -260,9 +303,9 @@ def _null(site: _Site) -> Conversion:
 def _array(site: _Site) -> Conversion:
     element = site.inner(site.type.value_field)
 
-    def store(value: Any) -> list[Any]:
-        if not isinstance(value, (list, tuple, np.ndarray)):
-            raise site.refused(value)
+    def store(value: Any) -> Any:
+        if not isinstance(value, (list, tuple, np.ndarray, array.array)):
+            return site.null(value)
         return [element.stored(v) for v in value]
 
     return store, list if element.load is None else lambda stored: [element.loaded(v) for v in stored]
@@ -271,9 +314,9 @@ def _array(site: _Site) -> Conversion:
 def _map(site: _Site) -> Conversion:
     key, item = site.inner(site.type.key_field), site.inner(site.type.item_field)
 
-    def store(value: Any) -> tuple[list[Any], list[Any]]:
+    def store(value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise site.refused(value)
+            return site.null(value)
         return [key.stored(k) for k in value], [item.stored(v) for v in value.values()]
 
     def load(stored: Any) -> dict[Any, Any]:
@@ -283,17 +326,26 @@ def _map(site: _Site) -> Conversion:
     return store, load
 
 
+def _by_name(value: Any, names: Sequence[str]) -> tuple[Any, ...] | None:
+    """The fields of a dict, or of an object with attributes, as Spark takes them: a field that is not there is null.
+
+    A dict or object that has none of the fields is not meant for this struct.
+    """
+    fields = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+    if fields is None or (fields and not any(name in fields for name in names)):
+        return None
+    return tuple([fields.get(name) for name in names])
+
+
 def _struct(site: _Site) -> Conversion:
     slots = [site.inner(site.type.field(i)) for i in range(site.type.num_fields)]
     names = [s.name for s in slots]
     make = site.make_struct(names)
 
-    def store(value: Any) -> list[Any]:
-        row = value
-        if isinstance(value, Mapping) and value.keys() <= set(names):
-            row = tuple(value.get(name) for name in names)
-        if not isinstance(row, (tuple, list)) or len(row) != len(slots):
-            raise site.refused(value)
+    def store(value: Any) -> Any:
+        row = value if isinstance(value, (tuple, list)) else _by_name(value, names)
+        if row is None or len(row) != len(slots):
+            return site.null(value)
         return [s.stored(v) for s, v in zip(slots, row, strict=True)]
 
     return store, lambda stored: make([s.loaded(v) for s, v in zip(slots, stored, strict=True)])

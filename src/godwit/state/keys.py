@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import struct
+import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final, TypeAlias, cast
@@ -22,6 +23,7 @@ import pyarrow as pa
 import xxhash
 
 from godwit.errors import DefinitionError
+from godwit.state.nested_keys import AtomicForms, NestedKeys, is_array, is_nested
 
 Key: TypeAlias = tuple[Any, ...]
 Convert: TypeAlias = Callable[[Any], Any]
@@ -39,7 +41,7 @@ _WIDE: Final = decimal.Context(prec=100)  # the default context would round what
 
 
 class KeyCodec:
-    """Reads, writes and hashes the keys of one operator, whose columns are all of atomic types."""
+    """Reads, writes and hashes the keys of one operator. Columns that are structs or arrays are stored as bytes."""
 
     def __init__(self, schema: pa.Schema, tz: str = "UTC") -> None:
         if not len(schema):
@@ -48,7 +50,10 @@ class KeyCodec:
         self.tz = tz
         self.stored_schema: pa.Schema = pa.schema([pa.field(f.name, _stored_type(f)) for f in schema])
         self._types: list[Any] = list(self.stored_schema.types)
-        self._publics = [_public(t, tz) for t in schema.types]
+        self._nested = {i: NestedKeys(t, tz, _atomic_forms) for i, t in enumerate(schema.types) if is_nested(t)}
+        self._publics = [
+            self._nested[i].shown if i in self._nested else _public(t, tz) for i, t in enumerate(schema.types)
+        ]
         self._hash_bytes = [_hash_bytes(t) for t in schema.types]
         self._packs = [_decimal_to_ext(t.scale) if pa.types.is_decimal(t) else None for t in self._types]
         self._unpacks = [_unpacked(t) for t in self._types]
@@ -57,12 +62,32 @@ class KeyCodec:
 
     def from_arrow(self, columns: Sequence[pa.Array[Any]]) -> list[Key]:
         """Keys of a batch, from its key columns in their original or stored types."""
-        values = [_read(_stored(c, t)) for c, t in zip(columns, self._types, strict=True)]
+        values = [_read(_stored(c, t)) for c, t in zip(self.plain_columns(columns), self._types, strict=True)]
         return list(zip(*values, strict=True))
+
+    def plain_columns(self, columns: Sequence[pa.Array[Any]]) -> list[pa.Array[Any]]:
+        """The same columns, structs and arrays in their stored form: Arrow finds equal values in them."""
+        if not self._nested:
+            return list(columns)
+        return [
+            self._nested[i].stored(column) if i in self._nested and is_nested(column.type) else column
+            for i, column in enumerate(columns)
+        ]
 
     def to_arrow(self, keys: Sequence[Key]) -> list[pa.Array[Any]]:
         """Key columns, in stored types."""
         return [pa.array(list(map(itemgetter(i), keys)), t) for i, t in enumerate(self._types)]
+
+    def shown_columns(self, keys: Sequence[Key]) -> list[pa.Array[Any]]:
+        """Key columns, in their original types."""
+        stored, types = self.to_arrow(keys), self.schema.types
+        nested = self._nested
+        return [
+            pa.array([None if v is None else nested[i].shown(v) for v in column.to_pylist()], kind)
+            if i in nested
+            else column.cast(kind)
+            for i, (column, kind) in enumerate(zip(stored, types, strict=True))
+        ]
 
     def pack(self, key: Key) -> bytes:
         """Compact bytes, the same for equal keys."""
@@ -78,8 +103,10 @@ class KeyCodec:
     def route_hash(self, key: Key) -> int:
         """Spark SQL's `xxhash64` of the key columns, as a signed 64-bit number."""
         seed = _HASH_SEED
-        for value, to_bytes in zip(key, self._hash_bytes, strict=True):
-            if value is not None:
+        for at, (value, to_bytes) in enumerate(zip(key, self._hash_bytes, strict=True)):
+            if value is not None and at in self._nested:
+                seed = self._nested[at].fold(value, seed)
+            elif value is not None:
                 seed = xxhash.xxh64_intdigest(to_bytes(value), seed)
         return seed - (1 << 64) if seed >> 63 else seed
 
@@ -91,7 +118,7 @@ def _converted(key: Key, converts: Sequence[Convert | None]) -> Key:
 
 
 def _stored_type(field: pa.Field[Any]) -> pa.DataType:
-    t: pa.DataType = field.type
+    t: Any = field.type
     if pa.types.is_timestamp(t):
         return pa.int64()
     if pa.types.is_date32(t):
@@ -101,10 +128,14 @@ def _stored_type(field: pa.Field[Any]) -> pa.DataType:
     if pa.types.is_binary(t) or pa.types.is_large_binary(t):
         return pa.binary()
     if pa.types.is_boolean(t) or pa.types.is_signed_integer(t) or pa.types.is_decimal128(t) or _is_float(t):
-        return t
+        return cast(pa.DataType, t)
+    if is_nested(t):
+        for part in (t.value_field,) if is_array(t) else tuple(t):
+            _stored_type(pa.field(f"{field.name}.{part.name}", part.type))
+        return pa.binary()
     raise DefinitionError(
         f"column {field.name!r} of type {t} cannot be part of a key",
-        todo="Group by boolean, integer, float, decimal, string, binary, date or timestamp columns",
+        todo="Group by boolean, integer, float, decimal, string, binary, date or timestamp columns, or structs or arrays",
     )
 
 
@@ -136,6 +167,20 @@ def _canonical_float(value: float) -> float:
     return value + 0.0 if value == value else NAN  # -0.0 + 0.0 is 0.0
 
 
+def _atomic_forms(original: Any) -> AtomicForms:
+    """The forms of an atomic type inside a struct or an array."""
+    if pa.types.is_decimal(original):
+        scale = original.scale
+        return AtomicForms(_decimal_to_ext(scale), _ext_to_decimal(scale), _hash_bytes(original))
+    if _is_float(original):
+        return AtomicForms(_canonical_float, _canonical_float, _hash_bytes(original))
+    return AtomicForms(_same, _same, _hash_bytes(original))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
 def _unpacked(stored: Any) -> Convert | None:
     if _is_float(stored):
         return _canonical_float
@@ -153,11 +198,16 @@ def _public(original: Any, tz: str) -> Convert | None:
     return None
 
 
-def naive_datetime(micros: int, zone: dt.tzinfo) -> dt.datetime:
-    """What a clock on a wall in `zone` showed, microseconds after the epoch."""
+def naive_datetime(micros: int, zone: dt.tzinfo | None) -> dt.datetime:
+    """What a clock on a wall in `zone` showed, microseconds after the epoch. None: in the zone of this process."""
     if zone is dt.UTC:
         return _EPOCH_NAIVE + dt.timedelta(microseconds=micros)
     return (_EPOCH + dt.timedelta(microseconds=micros)).astimezone(zone).replace(tzinfo=None)
+
+
+def process_zone() -> dt.tzinfo | None:
+    """The time zone of this process: UTC, or None for another."""
+    return dt.UTC if time.tzname == ("UTC", "UTC") else None
 
 
 def _unscaled(value: decimal.Decimal, scale: int) -> int:

@@ -26,6 +26,7 @@ from godwit.runtime.processor.merging import Merge, by_key, check_event_time, fo
 from godwit.runtime.processor.native import NativeAdapter, Processor
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.reading.export import rows_of_state
+from godwit.spark.pyspark_api.call_settings import CallSettings
 from godwit.spark.pyspark_api.schemas import parse_ddl
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keyed_state import KeyedState
@@ -80,7 +81,7 @@ class Tester:
                 raise DefinitionError("the output schema of a StatefulProcessor must be given")
             make = RowAdapter if flavour == "row" else PandasAdapter
             variables = describe(processor, timeMode).variables
-            adapter = make(processor, variables, key_schema, _arrow(output), time_mode=timeMode)
+            adapter = make(processor, variables, key_schema, _arrow(output), CallSettings(time_mode=timeMode))
         self._spec = OperatorSpec.from_dict(
             OperatorSpec(
                 name="tested",

@@ -96,8 +96,7 @@ def rows_of_letters(
 
 def _table(spec: OperatorSpec, rows: pa.RecordBatch, host: str, epoch: int) -> pa.RecordBatch:
     codec = KeyCodec(spec.key_schema, spec.tz)
-    stored = codec.to_arrow(codec.from_arrow(rows.columns[:COLUMN_VAR]))
-    arrays: list[Any] = [array.cast(field.type) for array, field in zip(stored, spec.key_schema, strict=True)]
+    arrays: list[Any] = codec.shown_columns(codec.from_arrow(rows.columns[:COLUMN_VAR]))
     arrays += [pa.array([host] * len(rows)), pa.array([epoch] * len(rows), pa.int64())]
     letters = [_cells(DeadLetter.unpack(payload or b"")) for payload in rows.columns[COLUMN_VALUE].to_pylist()]
     arrays += [pa.array([cells[at] for cells in letters], kind) for at, (_, kind) in enumerate(COLUMNS)]

@@ -17,7 +17,7 @@ Codes = npt.NDArray[np.int32]
 def group_by_key(batch: pa.RecordBatch, row_index: Index, key_codec: KeyCodec) -> Rows:
     """Rows of the batch by their key columns, which go by the names in the key schema."""
     columns = [batch.column(batch.schema.get_field_index(name)) for name in key_codec.schema.names]
-    keys, codes = _distinct(columns, key_codec)
+    keys, codes = _distinct(key_codec.plain_columns(columns), key_codec)
     return Rows(batch, row_index, keys, codes)
 
 

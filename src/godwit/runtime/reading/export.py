@@ -89,8 +89,7 @@ def _decoder(variable: Variable) -> Callable[[bytes | None, bytes], Any]:
 
 def _table(spec: OperatorSpec, by_key: dict[Key, list[Any]], keys: list[Key], host: str, epoch: int) -> pa.RecordBatch:
     schema = state_schema(spec)
-    stored = KeyCodec(spec.key_schema, spec.tz).to_arrow(keys)
-    arrays: list[Any] = [array.cast(field.type) for array, field in zip(stored, spec.key_schema, strict=True)]
+    arrays: list[Any] = KeyCodec(spec.key_schema, spec.tz).shown_columns(keys)
     arrays += [pa.array([host] * len(keys)), pa.array([epoch] * len(keys), pa.int64())]
     rows = [by_key[key] for key in keys]
     for at, field in enumerate(list(schema)[len(arrays) :]):

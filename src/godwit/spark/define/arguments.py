@@ -17,15 +17,6 @@ SILENT_S_MIN = 0.5  # shorter, one late or lost heartbeat would count as silence
 EXECUTORS_TIMEOUT_S = 30.0  # Spark itself waits so long for executors before it schedules
 
 
-def key_names(keys: Any) -> tuple[str, ...]:
-    names = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, (list, tuple)) else ()
-    if not all(isinstance(name, str) for name in names) or (not names and not isinstance(keys, (list, tuple))):
-        raise DefinitionError(
-            f"keys={keys!r} does not name columns", todo="Give the name of a column, or a list of names"
-        )
-    return names
-
-
 @dataclass(frozen=True, slots=True)
 class FlockArguments:
     """Arguments of `Flock` that are wrong or right by themselves."""

@@ -27,12 +27,14 @@ from godwit.spark.define.operator_definition import (
     check_frame,
     checked_name,
 )
+from godwit.spark.define.output_watermark import DELAY, FROM_OPERATOR, check_output_watermark
+from godwit.spark.pyspark_api.call_settings import CallSettings, SparkSettings
 from godwit.spark.pyspark_api.schemas import arrow_schema, input_schema, parse_ddl, session_zone
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keys import KeyCodec
+from godwit.state.nested_keys import is_nested
 
 _TIME_MODES: dict[str, TimeMode] = {"none": "none", "processingtime": "processingTime", "eventtime": "eventTime"}
-_DELAY = "spark.watermarkDelayMs"
 
 
 def build(definition: Definition) -> Operator:
@@ -58,6 +60,7 @@ def _build(definition: Definition) -> Operator:
     KeyCodec(key_schema, tz)
     event_time, delay_ms = _event_time(frame, time_mode)
     adapter, deleted = _adapter(definition, schema, key_schema, time_mode, tz)
+    check_output_watermark(definition, adapter.output_schema)
     spec = OperatorSpec(
         name=definition.name,
         processor=type(definition.processor).__qualname__,
@@ -110,7 +113,14 @@ def _event_time(frame: DataFrame, time_mode: TimeMode) -> tuple[str | None, int]
     """The column and delay of `withWatermark`. A batch DataFrame has none, because Spark removes watermarks from it."""
     if time_mode != "eventTime" or not frame.isStreaming:
         return None, 0
-    marked = [field for field in frame.schema.fields if _DELAY in (field.metadata or {})]
+    marked = [field for field in frame.schema.fields if DELAY in (field.metadata or {})]
+    carried = next((field for field in marked if FROM_OPERATOR in field.metadata), None)
+    if carried is not None:
+        raise DefinitionError(
+            f"column {carried.name!r} carries the watermark of operator {carried.metadata[FROM_OPERATOR]!r}, and an operator "
+            "of a flock needs a watermark of its own",
+            todo=f"Leave eventTimeColumnName out there, and call withWatermark({carried.name!r}, delay) on the output",
+        )
     if len(marked) != 1:
         raise DefinitionError(
             "timeMode='eventTime' needs a column with a watermark, and the input has none"
@@ -118,7 +128,7 @@ def _event_time(frame: DataFrame, time_mode: TimeMode) -> tuple[str | None, int]
             else f"columns {', '.join(field.name for field in marked)} all have a watermark, and there must be one",
             todo="Call withWatermark(column, delay) on the input once, and do not drop that column",
         )
-    return marked[0].name, int(marked[0].metadata[_DELAY])
+    return marked[0].name, int(marked[0].metadata[DELAY])
 
 
 def _adapter(
@@ -131,6 +141,7 @@ def _adapter(
                 f"process() takes a godwit.Processor, not {type(definition.processor).__name__}",
                 todo="Pass an instance of a subclass; a StatefulProcessor goes through flock.transformWithState",
             )
+        _check_atomic(key_schema)
         return NativeAdapter(definition.processor, schema, definition.keys, tz), ()
     if not isinstance(definition.processor, StatefulProcessor):
         raise DefinitionError(
@@ -138,18 +149,32 @@ def _adapter(
             todo="Pass an instance of a subclass; a godwit.Processor goes through flock.process",
         )
     _pickled(definition.processor)
-    declared = describe(definition.processor, time_mode, tz)
+    declared = describe(definition.processor, time_mode)
     flavour = RowAdapter if definition.flavour == "row" else PandasAdapter
     adapter = flavour(
         definition.processor,
         declared.variables,
         key_schema,
         _output_schema(definition.output, tz),
-        time_mode=time_mode,
-        tz=tz,
-        value_bytes_max=definition.options["value_bytes_max"],
+        CallSettings(
+            time_mode=time_mode,
+            tz=tz,
+            value_bytes_max=definition.options["value_bytes_max"],
+            spark=SparkSettings.of(definition.frame.sparkSession),
+            event_time_column=definition.event_time_column,
+            added_keys=definition.added_keys,
+        ),
     )
     return adapter, declared.removed
+
+
+def _check_atomic(key_schema: pa.Schema) -> None:
+    nested = [field for field in key_schema if is_nested(field.type)]
+    if nested:
+        raise DefinitionError(
+            f"key column {nested[0].name!r} is {nested[0].type}, and the keys of a native processor are of atomic types",
+            todo="Name the fields of the struct as keys, such as 'id.country', or an expression",
+        )
 
 
 def _merge(definition: Definition, adapter: Any, event_time: str | None) -> Merge:

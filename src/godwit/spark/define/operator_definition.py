@@ -23,7 +23,8 @@ _BINARY = "UTF8_BINARY"  # the collation of a Spark string column unless the use
 class OperatorOptions(TypedDict, total=False):
     """The options of an operator beside PySpark's own arguments.
 
-    null_keys: "error" (the default) or "bucket": all rows whose key is null share one state.
+    null_keys: "bucket": a null in a key column is a value like any other, as in Spark (the default for PySpark processors); or
+    "error" (the default for native processors).
     watermark_policy: the watermark follows the fastest partition ("max", as in Spark) or the slowest ("min").
     timeout_s: a call of the processor that takes longer counts as hanging (60).
     value_bytes_max: the size limit of a single state value (64 MiB).
@@ -43,7 +44,7 @@ class OperatorOptions(TypedDict, total=False):
 
 
 DEFAULTS: OperatorOptions = {
-    "null_keys": "error",
+    "null_keys": "bucket",
     "watermark_policy": "max",
     "timeout_s": 60.0,
     "value_bytes_max": 64 << 20,
@@ -53,7 +54,11 @@ DEFAULTS: OperatorOptions = {
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One call of `transformWithState`, `transformWithStateInPandas` or `process`. `given`: the options of the call."""
+    """One call of `transformWithState`, `transformWithStateInPandas` or `process`. `given`: the options of the call.
+
+    `event_time_column`: the output column that carries the watermark on. `added_keys`: key columns that are expressions; the
+    frame has them, and the processor does not see them in its rows.
+    """
 
     frame: DataFrame
     keys: tuple[str, ...]
@@ -64,10 +69,15 @@ class Definition:
     output_mode: str
     time_mode: str
     given: OperatorOptions
+    event_time_column: str = ""
+    added_keys: tuple[str, ...] = ()
 
     @property
     def options(self) -> OperatorOptions:
-        return {**DEFAULTS, **self.given}
+        options: OperatorOptions = {**DEFAULTS, **self.given}
+        if self.flavour == "native" and "null_keys" not in self.given:
+            options["null_keys"] = "error"
+        return options
 
 
 def checked_name(name: Any) -> str:

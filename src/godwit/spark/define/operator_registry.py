@@ -37,6 +37,7 @@ from godwit.spark.define.operator_frame import (
     with_identity,
     with_ticks,
 )
+from godwit.spark.define.output_watermark import with_output_watermark
 from godwit.spark.define.redefinition import check_unused, on_state_of
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.pyspark_api.schemas import input_schema
@@ -150,7 +151,7 @@ class OperatorRegistry:
             ticks = timer_source.ticks(self._spark, route)
             self._admission.sources[definition.name] |= stream_columns(ticks)
             rows = with_ticks(rows, ticks)
-        return routed(rows, route, self._access.incarnation)
+        return with_output_watermark(definition, routed(rows, route, self._access.incarnation))
 
     def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
         """Send the initial rows to the hosts now, by a Spark job of their own, before any batch of the stream."""

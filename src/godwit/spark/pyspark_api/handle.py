@@ -8,15 +8,15 @@ in user code work. Must not know how rows reach the processor or where state is 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as sql
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 
 from godwit.errors import DefinitionError, StateTooLarge, StateTypeError
+from godwit.spark.pyspark_api.deleted_state import StateRefused, delete
 from godwit.spark.pyspark_api.schemas import variable_schema
 from godwit.spark.pyspark_api.user_inputs import row_maker
 from godwit.state.codec import compile_codec
@@ -27,7 +27,6 @@ from godwit.state.variables import Variable, VariableKind
 Schema: TypeAlias = sql.StructType | str
 
 TIME_MODES: Final = ("none", "processingtime", "eventtime")
-VALUE_BYTES_MAX: Final = 64 << 20
 
 
 class Scope:
@@ -61,7 +60,7 @@ class Scope:
 class _Fields:
     """Encodes and decodes one tuple of a variable: a value, an element of a list, or the key of a map entry."""
 
-    __slots__ = ("_encode", "_name", "_scope", "decode")
+    __slots__ = ("_encode", "_name", "_scope", "_width", "decode")
 
     def __init__(self, scope: Scope, name: str, schema: pa.Schema) -> None:
         try:
@@ -70,12 +69,13 @@ class _Fields:
             raise error.at(variable=name) from None
         self._scope = scope
         self._name = name
+        self._width = len(schema)
         self._encode = codec.encode
         self.decode = codec.decode
 
     def encode(self, values: Any) -> bytes:
         try:
-            payload = self._encode(values if isinstance(values, (tuple, list)) else _as_tuple(values))
+            payload = self._encode(values if isinstance(values, (tuple, list)) else _as_tuple(values, self._width))
         except StateTypeError as error:
             raise error.at(variable=self._name, key=self._scope.shown_key) from None
         if len(payload) > self._scope.value_bytes_max:
@@ -99,13 +99,20 @@ class _Fields:
         raise StateTypeError(what, variable=self._name, key=self._scope.shown_key, todo=todo)
 
 
-def _as_tuple(values: Any) -> tuple[Any, ...]:
-    if isinstance(values, np.ndarray):
-        return tuple(values)
+def _as_tuple(values: Any, width: int) -> tuple[Any, ...]:
+    """Spark takes whatever can be iterated, even a string of one character for a single field. A dict gives only its keys."""
+    if isinstance(values, Iterable) and not isinstance(values, Mapping):
+        items = tuple(values)
+        if len(items) == width or not isinstance(values, (str, bytes)):
+            return items
     raise StateTypeError(
         f"a tuple is expected, not {type(values).__name__}",
         todo="Give one value for each field of the state variable's schema, in order",
     )
+
+
+def _what(kind: VariableKind, name: str) -> str:
+    return f"{kind} state {name!r}"
 
 
 class _StateVariable:
@@ -114,7 +121,7 @@ class _StateVariable:
     def __init__(self, scope: Scope, position: int, variable: Variable) -> None:
         self._scope = scope
         self._position = position
-        self._what = f"{variable.kind} state {variable.name!r}"
+        self._what = _what(variable.kind, variable.name)
         self._fields = _Fields(scope, variable.name, variable.schema)
 
 
@@ -207,6 +214,13 @@ class KeyMapState(_StateVariable, MapState):
         state.map_clear(self._position, key)
 
 
+_KINDS: Final[Mapping[VariableKind, type[_StateVariable]]] = {
+    "value": KeyValueState,
+    "list": KeyListState,
+    "map": KeyMapState,
+}
+
+
 class Handle(StatefulProcessorHandle):
     """The handle that a processor's init gets.
 
@@ -217,50 +231,59 @@ class Handle(StatefulProcessorHandle):
     def __init__(self, scope: Scope, declared: Iterable[Variable] | None = None) -> None:
         self._scope = scope
         self._declared = None if declared is None else {v.name: (i, v) for i, v in enumerate(declared)}
-        self._taken: dict[str, Variable] = {}
+        self._made: dict[str, tuple[VariableKind, _StateVariable]] = {}
+        self._variables: dict[str, Variable] = {}
         self._removed: dict[str, None] = {}
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        return tuple(self._taken.values())
+        return tuple(self._variables.values())
 
     @property
     def removed(self) -> tuple[str, ...]:
         return tuple(self._removed)
 
     def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
-        return KeyValueState(self._scope, *self._variable(stateName, "value", schema, None, ttlDurationMs))
+        return cast(ValueState, self._variable(stateName, "value", schema, None, ttlDurationMs))
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
-        return KeyListState(self._scope, *self._variable(stateName, "list", schema, None, ttlDurationMs))
+        return cast(ListState, self._variable(stateName, "list", schema, None, ttlDurationMs))
 
     def getMapState(
         self, stateName: str, userKeySchema: Schema, valueSchema: Schema, ttlDurationMs: int | None = None
     ) -> MapState:
-        variable = self._variable(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
-        return KeyMapState(self._scope, *variable)
+        return cast(MapState, self._variable(stateName, "map", valueSchema, userKeySchema, ttlDurationMs))
 
     def _variable(
         self, name: str, kind: VariableKind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
-    ) -> tuple[int, Variable]:
-        self._only_in_init(f"{kind} state {name!r}")
-        if name in self._taken or name in self._removed:
-            once = "declared twice" if name in self._taken else "removed by deleteIfExists and declared again"
+    ) -> _StateVariable:
+        self._only_in_init(_what(kind, name))
+        if name in self._made or name in self._removed:
+            once = "removed by deleteIfExists and declared again" if name in self._removed else "declared twice"
             raise DefinitionError(
                 f"state variable {name!r} is {once} in init", variable=name, todo="Give each variable a name of its own"
             )
+        state = _KINDS[kind]
         if self._declared is None:
-            position, variable = len(self._taken), self._declare(name, kind, schema, key_schema, ttl_ms)
+            variable = self._variables[name] = self._declare(name, kind, schema, key_schema, ttl_ms)
+            made = state(self._scope, len(self._made), variable)
         elif name in self._declared and self._declared[name][1].kind == kind:
-            position, variable = self._declared[name]
-        else:
-            raise DefinitionError(
-                f"init declares the {kind} state {name!r} on this host, and did not declare it on the driver",
-                variable=name,
-                todo="Let init declare the same state variables wherever it runs",
-            )
-        self._taken[name] = variable
-        return position, variable
+            made = state(self._scope, *self._declared[name])
+        else:  # init deletes it, else `check_declared` fails
+            made = state.__new__(state)
+        self._made[name] = kind, made
+        return made
+
+    def check_declared(self) -> None:
+        """On a host, after init: the variables that init declared and did not delete are those of the definition."""
+        for name, (kind, _) in self._made.items():
+            defined = (self._declared or {}).get(name)
+            if name not in self._removed and (defined is None or defined[1].kind != kind):
+                raise DefinitionError(
+                    f"init declares the {_what(kind, name)} on this host, and did not declare it on the driver",
+                    variable=name,
+                    todo="Let init declare the same state variables wherever it runs",
+                )
 
     def _declare(
         self, name: Any, kind: VariableKind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
@@ -278,11 +301,13 @@ class Handle(StatefulProcessorHandle):
         return Variable(name, kind, variable_schema(schema, name), key_fields, ttl_ms or None)
 
     def deleteIfExists(self, stateName: str) -> None:
+        """Delete a variable that an earlier definition had, with its data, or that this init has declared."""
         self._only_in_init(f"deleteIfExists({stateName!r})")
-        if stateName in self._taken:
-            message = f"state variable {stateName!r} is declared and removed in the same init"
-            raise DefinitionError(message, variable=stateName, todo="Do one of the two")
         self._removed[stateName] = None
+        self._variables.pop(stateName, None)
+        if stateName in self._made:
+            kind, made = self._made[stateName]
+            delete(made, kind, _what(kind, stateName), lambda: self._scope.shown_key)
 
     def _only_in_init(self, what: str) -> None:
         if not self._scope.declaring:
@@ -290,7 +315,7 @@ class Handle(StatefulProcessorHandle):
 
     def _timers_here(self, call: str) -> tuple[KeyedState, Key]:
         if self._scope.time_mode == "none":
-            raise DefinitionError(
+            raise StateRefused(
                 f"{call} was called, and the operator has timeMode='none'",
                 key=self._scope.shown_key,
                 todo="Define the operator with timeMode 'processingTime' or 'eventTime'",

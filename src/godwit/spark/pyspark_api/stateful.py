@@ -29,12 +29,14 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 
 from godwit.errors import DefinitionError, GodwitError, OutputMismatch, ProcessorFailed
 from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
-from godwit.spark.pyspark_api.handle import TIME_MODES, VALUE_BYTES_MAX, Handle, Scope
-from godwit.spark.pyspark_api.user_inputs import Frames, in_zone, python_rows
+from godwit.spark.pyspark_api.call_settings import VALUE_BYTES_MAX, CallSettings
+from godwit.spark.pyspark_api.handle import TIME_MODES, Handle, Scope
+from godwit.spark.pyspark_api.user_inputs import Frames, in_zone, python_rows, row_of_struct
 from godwit.spark.pyspark_api.user_outputs import FrameSink, RowSink
 from godwit.state import keyed_state
+from godwit.state.converters import LOCAL
 from godwit.state.keyed_state import KeyedState
-from godwit.state.keys import Key, KeyCodec
+from godwit.state.keys import Key, KeyCodec, naive_datetime, process_zone
 from godwit.state.variables import Variable
 
 Sink: TypeAlias = RowSink | FrameSink
@@ -44,6 +46,7 @@ _OWN_FOLDERS: Final = (str(Path(__file__).parent), str(Path(keyed_state.__file__
 _MEND: Final = "The state is unchanged. Correct the processor, or the rows on which it fails, and start the query again"
 _MEND_FIRST: Final = "Correct the processor: init and close also run on the driver, when the operator is defined"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DEFAULTS: Final = CallSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,11 @@ class Declared:
     removed: tuple[str, ...]
 
 
-def describe(processor: StatefulProcessor, time_mode: str = "none", tz: str = "UTC") -> Declared:
+def describe(processor: StatefulProcessor, time_mode: str = "none") -> Declared:
     """The variables of a processor: init and close run on a copy of it, as Spark does on the driver."""
     if not isinstance(processor, StatefulProcessor):
         raise DefinitionError(f"a StatefulProcessor is expected, not {type(processor).__name__}")
-    scope = Scope(checked_time_mode(time_mode), tz, VALUE_BYTES_MAX, lambda key: key)
+    scope = Scope(checked_time_mode(time_mode), LOCAL, VALUE_BYTES_MAX, lambda key: key)
     handle = Handle(scope)
     copy: StatefulProcessor = pickle.loads(cloudpickle.dumps(processor))
     steps: dict[str, Callable[[], object]] = {"init": lambda: copy.init(handle), "close": copy.close}
@@ -90,21 +93,22 @@ class _StatefulAdapter:
         variables: Sequence[Variable],
         key_schema: pa.Schema,
         output_schema: pa.Schema,
-        *,
-        time_mode: str = "none",
-        tz: str = "UTC",
-        value_bytes_max: int = VALUE_BYTES_MAX,
+        settings: CallSettings = _DEFAULTS,
     ) -> None:
         self.variables = tuple(variables)
         self.output_schema = output_schema
         self._processor = processor
         self._key_schema = key_schema
-        self._time_mode = checked_time_mode(time_mode)
-        self._tz = tz
-        self._value_bytes_max = value_bytes_max
+        self._settings = settings
+        self._time_mode = checked_time_mode(settings.time_mode)
+        self._tz = settings.tz
         self._scope: Scope | None = None
 
-    # A flavour defines these three methods.
+    # A flavour defines these four methods.
+
+    def _shown(self, names: list[str], added: tuple[str, ...]) -> list[str]:
+        """The columns of the rows that the processor gets, if keys were added to the columns of the input."""
+        raise NotImplementedError
 
     def _sink(self) -> Sink:
         raise NotImplementedError
@@ -118,9 +122,12 @@ class _StatefulAdapter:
         raise NotImplementedError
 
     def open(self, state: KeyedState) -> None:
-        scope = Scope(self._time_mode, self._tz, self._value_bytes_max, self._public())
+        # As in PySpark, a naive datetime in state is in the zone of the process, not of the session.
+        scope = Scope(self._time_mode, LOCAL, self._settings.value_bytes_max, self._public())
         scope.state = state
-        self._run(scope, "init", lambda: self._processor.init(Handle(scope, state.variables)))
+        handle = Handle(scope, state.variables)
+        self._run(scope, "init", lambda: self._processor.init(handle))
+        handle.check_declared()
         scope.declaring = False
         self._scope = scope
 
@@ -136,10 +143,10 @@ class _StatefulAdapter:
                 sink.consume(handle(public(key), inputs(position), timer_values))
 
         self._run(scope, "handleInputRows", calls)
-        return self._outputs(sink, rows.keys, rows.row_index[rows.last])
+        return self._outputs(sink, rows.keys, rows.row_index[rows.last], times)
 
     def expire(self, timers: Sequence[tuple[int, Key]], times: Times) -> Outputs:
-        scope, public, sink = self._opened, self._opened.public, self._sink()
+        scope, public, sink = self._opened, self._timer_key(), self._sink()
         timer_values, handle = self._timer_values(times), self._processor.handleExpiredTimer
 
         def calls() -> None:
@@ -152,7 +159,7 @@ class _StatefulAdapter:
                 state.timer_remove(key, expiry_ms)
 
         self._run(scope, "handleExpiredTimer", calls)
-        return self._outputs(sink, [key for _, key in timers], np.arange(len(timers), dtype=np.int64))
+        return self._outputs(sink, [key for _, key in timers], np.arange(len(timers), dtype=np.int64), times)
 
     def initialise(self, rows: Rows, times: Times) -> None:
         scope, public = self._opened, self._opened.public
@@ -188,7 +195,9 @@ class _StatefulAdapter:
         return self._scope
 
     def _by_key(self, rows: Rows) -> tuple[pa.RecordBatch, list[int]]:
-        return in_zone(rows.batch, self._tz).take(rows.order), rows.bounds.tolist()
+        names, added = rows.batch.schema.names, self._settings.added_keys
+        batch = rows.batch.select(self._shown(names, added)) if added else rows.batch
+        return in_zone(batch, self._tz).take(rows.order), rows.bounds.tolist()
 
     def _timer_values(self, times: Times) -> TimerValues:
         if self._time_mode == "none":
@@ -206,9 +215,11 @@ class _StatefulAdapter:
             scope.key = None
             scope.call = -1
 
-    def _outputs(self, sink: Sink, keys: Sequence[Key], row_index: Index) -> Outputs:
+    def _outputs(self, sink: Sink, keys: Sequence[Key], row_index: Index, times: Times) -> Outputs:
         try:
             batch = sink.finish()
+            if self._settings.event_time_column and self._time_mode == "eventtime":
+                sink.check_not_late(batch, self._settings.event_time_column, times.late_ms)
         except OutputMismatch as error:
             key = None if sink.failed_call is None else self._opened.public(keys[sink.failed_call])
             raise error.at(key=key) from error.__cause__
@@ -231,9 +242,27 @@ class _StatefulAdapter:
     def _shows(self, kind: Any) -> bool:
         return pa.types.is_timestamp(kind) and kind.tz is not None
 
+    def _timer_key(self) -> Callable[[Key], Any]:
+        """A function that gives the key of a timer as Spark does: a Row out of state, in both flavours."""
+        kinds, zone = list(self._key_schema.types), process_zone()
+        instants = {i for i, kind in enumerate(kinds) if pa.types.is_timestamp(kind) and kind.tz is not None}
+        public, make = (
+            KeyCodec(self._key_schema, self._tz).public,
+            row_of_struct(pa.struct(list(self._key_schema)), zone),
+        )
+
+        def row(key: Key) -> Any:
+            values = enumerate(zip(key, public(key), strict=True))
+            return make([naive_datetime(k, zone) if i in instants and k is not None else v for i, (k, v) in values])
+
+        return row
+
 
 class RowAdapter(_StatefulAdapter):
     """A processor for `transformWithState`: Rows in, Rows out."""
+
+    def _shown(self, names: list[str], added: tuple[str, ...]) -> list[str]:
+        return [*added, *(name for name in names if name not in added)]  # where Spark puts them
 
     def _sink(self) -> Sink:
         return RowSink(self.output_schema)
@@ -257,12 +286,16 @@ class RowAdapter(_StatefulAdapter):
 class PandasAdapter(_StatefulAdapter):
     """A processor for `transformWithStateInPandas`: DataFrames in, DataFrames out."""
 
+    def _shown(self, names: list[str], added: tuple[str, ...]) -> list[str]:
+        return [name for name in names if name not in added]
+
     def _sink(self) -> Sink:
-        return FrameSink(self.output_schema, self._tz)
+        return FrameSink(self.output_schema, self._tz, self._settings.spark.int_to_decimal)
 
     def _inputs(self, batch: pa.RecordBatch, bounds: list[int]) -> Inputs:
         frames = Frames(batch, bounds, self._tz)
-        return lambda key: iter((frames[key],))
+        rows_max = self._settings.spark.frame_rows(batch.nbytes, len(batch))
+        return lambda key: frames.of_key(key, rows_max)
 
     def _shows(self, kind: Any) -> bool:
         return pa.types.is_timestamp(kind)

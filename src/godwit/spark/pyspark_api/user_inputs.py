@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, tzinfo
 from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
@@ -79,6 +80,34 @@ def row_maker(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Row]:
     return partial(tuple.__new__, type("Row", (Row,), members))
 
 
+def row_of_struct(kind: Any, zone: tzinfo | None) -> Callable[[Any], Any]:
+    """A function that makes a Row, with Rows in it, of the values or the dict of a struct, with naive datetimes in `zone`."""
+    make = row_maker(tuple(field.name for field in kind))
+    parts = [_row_part(field.type, zone) for field in kind]
+
+    def row(value: Any) -> Any:
+        values = list(value.values()) if isinstance(value, dict) else value
+        return make([part(v) for part, v in zip(parts, values, strict=True)])
+
+    return row
+
+
+def _row_part(kind: Any, zone: tzinfo | None) -> Callable[[Any], Any]:
+    if pa.types.is_struct(kind):
+        row = row_of_struct(kind, zone)
+        return lambda value: None if value is None else row(value)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        part = _row_part(kind.value_type, zone)
+        return lambda value: None if value is None else [part(v) for v in value]
+    if pa.types.is_timestamp(kind):
+        return lambda value: value if value is None or value.tzinfo is None else _naive(value, zone)
+    return lambda value: value
+
+
+def _naive(moment: datetime, zone: tzinfo | None) -> datetime:
+    return moment.astimezone(zone).replace(tzinfo=None)
+
+
 def python_rows(batch: pa.RecordBatch) -> Iterator[Row]:
     """Rows as Spark's transformWithState makes them: a struct is a dict, a map is a list of pairs."""
     make = row_maker(tuple(batch.schema.names))
@@ -106,8 +135,17 @@ class Frames:
         frame.columns = self._names
         return frame
 
-    def __getitem__(self, key: int) -> pd.DataFrame:
+    def of_key(self, key: int, rows_max: int) -> Iterator[pd.DataFrame]:
+        """The rows of a key, in frames of at most so many rows."""
         start, stop = self._bounds[key], self._bounds[key + 1]
+        if stop - start <= rows_max:
+            return iter((self._cut(key, start, stop),))
+        return (self._cut(key, at, min(at + rows_max, stop)) for at in range(start, stop, rows_max))
+
+    def __getitem__(self, key: int) -> pd.DataFrame:
+        return self._cut(key, self._bounds[key], self._bounds[key + 1])
+
+    def _cut(self, key: int, start: int, stop: int) -> pd.DataFrame:
         index = self._indexes.get(stop - start)
         if index is None:
             index = self._indexes[stop - start] = pd.RangeIndex(stop - start)

@@ -7,6 +7,7 @@ the key of that call. Must not know keys, state or queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from itertools import groupby
 from typing import Any, Final, TypeAlias, cast
 
@@ -56,6 +57,17 @@ class _Sink:
             given=given,
             todo="Make the processor's output and outputStructType agree",
         )
+
+    def check_not_late(self, batch: pa.RecordBatch, column: str, late_ms: int) -> None:
+        """Refuse an output that is older than the watermark: a later operator would drop it. Spark refuses it too."""
+        times = batch.column(self.schema.get_field_index(column))
+        micros: Any = _event_times(times).cast(pa.timestamp("us")).cast(pa.int64())
+        late: Any = pc.less_equal(micros, pa.scalar(late_ms * 1000)).fill_null(False).to_numpy(zero_copy_only=False)
+        if late.any():
+            row = int(late.argmax())
+            given, field = str(times[row]), self.schema.field(column)
+            message = f"the event time of an output row ({column}={given}) is older than the watermark ({late_ms} ms)"
+            raise self._misfit(row, given, field, message)
 
     def _iterable(self, result: Any) -> Iterable[Any]:
         if not hasattr(result, "__iter__"):
@@ -140,9 +152,10 @@ class RowSink(_Sink):
 class FrameSink(_Sink):
     """Takes DataFrames by column name, as Spark does, and by position where no column has a name."""
 
-    def __init__(self, schema: pa.Schema, tz: str) -> None:
+    def __init__(self, schema: pa.Schema, tz: str, int_to_decimal: bool = False) -> None:
         super().__init__(schema)
         self._tz = tz
+        self._int_to_decimal = int_to_decimal
         self._parts: list[list[Any]] = [[] for _ in schema]
         self._positions: dict[tuple[Any, ...], list[int]] = {}
 
@@ -197,15 +210,29 @@ class FrameSink(_Sink):
             pieces = list(run)
             plain = isinstance(dtype, np.dtype)
             values: Any = np.concatenate(pieces) if plain else pd.concat([pd.Series(piece) for piece in pieces])
+            if self._int_to_decimal and pa.types.is_decimal(field.type):
+                values, plain = np.array([_as_decimal(value) for value in values], object), True
             try:
                 made.append(_arrow_column(values, field.type, self._tz))
             except _MISFITS as error:
                 mixed = dtype.kind == "O"  # else all values have one type, and the first one shows the error
                 row = next((i for i, v in enumerate(values) if mixed and not _fits(v, field.type)), 0)
                 given = f"a pandas column of {dtype} with {_shown(values[row] if plain else values.iloc[row])}"
-                raise self._misfit(start + row, given, field) from error
+                message = (
+                    f"output column {field.name!r} is declared as {_declared(field)}, and the processor gave {given}"
+                )
+                raise self._misfit(start + row, given, field, f"{message}. Failed to convert the value") from error
             start += len(values)
         return pa.concat_arrays(made) if made else pa.array([], field.type)
+
+
+def _event_times(column: Column) -> Any:
+    """The event times of a column. A window, as Spark's window() makes it, counts by its end."""
+    return column.field("end") if pa.types.is_struct(column.type) else column
+
+
+def _as_decimal(value: Any) -> Any:
+    return Decimal(int(value)) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else value
 
 
 def _copied(values: Any) -> Any:

@@ -1,0 +1,220 @@
+"""What a processor is given, and what it may give: the same through Godwit as through Spark's own transformWithState.
+
+Every test with a `feature` mark is a row of docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import godwit
+from tests.spark import api_processors as processors
+from tests.spark.processors import FLAVOURS_LONG, Flavour, flavoured
+from tests.spark.side_by_side import Case, SideBySide, Table
+from tests.spark.test_equivalence import case
+
+NUMBERED = pa.schema({"id": pa.string(), "n": pa.int64()})
+NOON = dt.datetime(2024, 5, 1, 12)
+
+
+@pytest.fixture(scope="module")
+def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SideBySide]:
+    root = tmp_path_factory.mktemp("as-spark")
+    with godwit.Flock(spark, hosts=2, checkpoint=root / "flock") as flock:
+        yield SideBySide(spark, flock, root)
+
+
+@contextmanager
+def settings(spark: SparkSession, **given: str) -> Iterator[None]:
+    """Settings of Spark, with underscores for dots, while both engines define their queries."""
+    names = {name.replace("__", "."): value for name, value in given.items()}
+    before = {name: spark.conf.get(name) for name in names}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.set(name, str(old))
+
+
+# -- state -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature(
+    "state", "values as tuples, lists, Rows, dicts, objects, arrays and numpy or pandas values, nested too"
+)
+@pytest.mark.feature("state", "`get()` gives a tuple with Rows, lists and dicts in it; None if there is no value")
+@pytest.mark.feature("state", "numbers in a string field become text, text in a binary field bytes, NaN in others null")
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
+def test_values_are_taken_and_given_back_alike(engines: SideBySide, flavour: Flavour) -> None:
+    rows: list[Table] = [[(f"k{i}", i) for i in range(len(processors.Values.CASES))]]
+    expected, given = engines.both(case(processors.Values, flavour), NUMBERED, rows)
+    assert len(expected.rows) > 60
+    assert given.by_key(2) == expected.by_key(2)
+
+
+@pytest.mark.feature("state", "`deleteIfExists` of a variable that the same `init` declares, and of one that never was")
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
+def test_a_variable_deleted_by_the_init_that_declares_it_is_refused_alike(
+    engines: SideBySide, flavour: Flavour
+) -> None:
+    schema = pa.schema({"id": pa.string(), "value": pa.float64()})
+    expected, given = engines.both(case(processors.Temporary, flavour), schema, [[("a", 1.0)], [("a", 2.0)]])
+    assert expected.by_key()["('a',)"] == [
+        "('1 Error checking value state exists []',)",
+        "('Error updating value state',)",
+        "('2 Error checking value state exists []',)",
+        "('Error updating value state',)",
+    ]
+    assert given.by_batch() == expected.by_batch()
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+PARTS = pa.schema(
+    {
+        "id": pa.string(),
+        "st": pa.struct({"p": pa.int32(), "q": pa.string(), "at": pa.timestamp("us", tz="UTC")}),
+        "at": pa.timestamp("us", tz="UTC"),
+    }
+)
+PART_ROWS: Table = [
+    ("x", {"p": 1, "q": "u", "at": NOON}, NOON),
+    ("x", {"p": 1, "q": "u", "at": NOON}, NOON),
+    (None, {"p": 2, "q": None, "at": None}, NOON),
+    (None, None, NOON),
+]
+
+
+@pytest.mark.feature("keys", "null keys: a null is a value like any other")
+@pytest.mark.feature("keys", "structs as keys: a dict with rows, a Row with a timer")
+@pytest.mark.feature("keys", "fields of structs as keys (`groupBy('st.q')`)")
+@pytest.mark.feature("keys", "Columns as keys (`groupBy(df.id)`)")
+@pytest.mark.feature("keys", "the key is a tuple with rows, a Row with a timer")
+@pytest.mark.feature("timers", "`listTimers` names the timer that fires")
+@pytest.mark.parametrize("keys", ["id", "st", "st.q id", "Column"])
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
+def test_keys_are_shown_alike(engines: SideBySide, flavour: Flavour, keys: str) -> None:
+    columns: Any = keys.split() if keys != "Column" else (sf.col("at"), sf.col("id"))
+    told = case(processors.KeyText, flavour, keys=tuple(columns), time="eventTime", watermark=("at", "0 seconds"))
+    with settings(engines.spark, spark__sql__session__timeZone="America/New_York"):
+        expected, given = engines.both(told, PARTS, [PART_ROWS])
+    assert sorted(row for _, row in given.rows) == sorted(row for _, row in expected.rows)
+    assert {row[1] for _, row in expected.rows} > {"rows"}
+
+
+@pytest.mark.feature(
+    "keys", "expressions as keys", spark="refused", godwit="a further column, first in Rows, not in DataFrames"
+)
+@pytest.mark.feature("keys", "arrays as keys", spark="fails", godwit="taken, shown as lists")
+def test_keys_that_spark_does_not_take(engines: SideBySide) -> None:
+    feed = engines.feed(NUMBERED, [[("a", 1), ("b", 2), ("c", 3)]])
+    even = Case(flavoured(processors.KeyText, "row"), processors.KeyText.OUTPUT, (sf.col("n") % 2,))
+    with engines.spark_settings(), pytest.raises(AnalysisException):
+        even.on_spark(feed.batch(engines.spark))
+    counted = case(processors.Counted, "row", keys=(sf.array((sf.col("n") % 2).alias("odd")),))
+    rows = counted.on_flock(engines.flock, feed.batch(engines.spark), engines.name()).collect()
+    assert sorted(map(tuple, rows)) == [("([0],)", 1), ("([1],)", 2)]
+
+
+@pytest.mark.feature("keys", "maps as keys", spark="refused", godwit="refused, when the operator is defined")
+def test_maps_are_no_keys(engines: SideBySide) -> None:
+    frame = engines.feed(NUMBERED).stream(engines.spark).select(sf.create_map("id", "n").alias("m"))
+    with pytest.raises(godwit.errors.DefinitionError, match="'m' of type map<string, int64> cannot be part of a key"):
+        case(processors.KeyText, "row", keys=("m",)).on_flock(engines.flock, frame, engines.name())
+
+
+# -- DataFrames of pandas ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature(
+    "pandas", "`spark.sql.execution.arrow.maxRecordsPerBatch` and `maxBytesPerBatch` limit a DataFrame"
+)
+@pytest.mark.parametrize(
+    "limit", [{"maxRecordsPerBatch": "2"}, pytest.param({"maxBytesPerBatch": "2"}, marks=pytest.mark.long)], ids=str
+)
+def test_the_rows_of_a_key_come_in_dataframes_of_limited_size(engines: SideBySide, limit: dict[str, str]) -> None:
+    named = {f"spark__sql__execution__arrow__{name}": value for name, value in limit.items()}
+    rows: Table = [("a", 1), ("a", 2), ("b", 3), ("a", 4), ("a", 5), ("a", 6)]
+    with settings(engines.spark, **named):
+        expected, given = engines.both(case(processors.FrameSizes, "pandas"), NUMBERED, [rows])
+    assert len(expected.rows) == 2
+    assert given.by_batch() == expected.by_batch()
+
+
+# -- event time of the output ------------------------------------------------------------------------------------------
+
+TIMED = pa.schema({"id": pa.string(), "at": pa.timestamp("us", tz="UTC"), "value": pa.int64()})
+ZERO = dt.datetime(2024, 1, 1)
+
+
+def at(seconds: int) -> dt.datetime:
+    return ZERO + dt.timedelta(seconds=seconds)
+
+
+def passing(flavour: Flavour, **more: Any) -> Case:
+    return case(processors.Passing, flavour, time="eventTime", watermark=("at", "5 seconds"), event_time="out", **more)
+
+
+def counts(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("out").count().select(sf.col("out").cast("string"), "count")
+
+
+@pytest.mark.feature(
+    "event time", "`eventTimeColumnName`: operators of Spark behind this one use the watermark of its input"
+)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
+def test_an_operator_behind_uses_the_watermark(engines: SideBySide, flavour: Flavour) -> None:
+    batches: list[Table] = [
+        [("a", at(10), 0), ("b", at(15), 0)],
+        [("a", at(11), 0), ("c", at(25), 0)],
+        [("a", at(5), 0), ("a", at(31), 1)],
+        [("a", at(60), 0)],
+    ]
+    chained = passing(flavour)
+    with engines.spark_settings():
+        expected = engines.run(counts(chained.on_spark(engines.feed(TIMED, batches).stream(engines.spark))))
+    frame = chained.on_flock(engines.flock, engines.feed(TIMED, batches).stream(engines.spark), engines.name())
+    given = engines.run(counts(frame))
+    assert sorted(expected.by_key()) == [repr((str(at(each)),)) for each in (10, 11, 15, 25, 32)]
+    assert given.by_batch() == expected.by_batch()
+
+
+@pytest.mark.feature("event time", "an output row that is older than the watermark fails the query")
+def test_an_output_older_than_the_watermark_is_refused(engines: SideBySide) -> None:
+    batches: list[Table] = [[("a", at(100), 0)], [("a", at(101), 0)], [("a", at(102), -50)]]
+    with engines.spark_settings(), pytest.raises(PySparkException, match="EMITTING_ROWS_OLDER_THAN_WATERMARK"):
+        engines.run(passing("row").on_spark(engines.feed(TIMED, batches).stream(engines.spark)))
+    frame = passing("row").on_flock(engines.flock, engines.feed(TIMED, batches).stream(engines.spark), engines.name())
+    with pytest.raises(PySparkException, match="older than the watermark") as caught:
+        engines.run(frame)
+    assert "key=('a',)" in str(caught.value)
+
+
+@pytest.mark.feature("event time", "`eventTimeColumnName` without a watermark, or of no output column, is refused")
+@pytest.mark.parametrize(
+    ("message", "changed"),
+    [
+        ("needs a watermark", {"watermark": None, "time": "none"}),
+        ("not a column of the output", {"event_time": "at"}),
+        ("must be a timestamp", {"event_time": "id"}),
+    ],
+)
+def test_an_event_time_column_that_cannot_be_is_refused(
+    engines: SideBySide, message: str, changed: dict[str, Any]
+) -> None:
+    words = {"time": "eventTime", "watermark": ("at", "5 seconds"), "event_time": "out"} | changed
+    with pytest.raises(godwit.errors.DefinitionError, match=message):
+        case(processors.Passing, "row", **words).on_flock(
+            engines.flock, engines.feed(TIMED).stream(engines.spark), engines.name()
+        )
