@@ -19,6 +19,8 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 # PySpark gives timestamps as naive datetimes of the process's zone; the JVM and the workers inherit this.
 os.environ["TZ"] = "UTC"
 time.tzset()
+# A test is over before the JVM's second compiler has paid for itself: without it Spark takes half of the processor time here.
+os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # "ci" gives the same verdict on every run; `HYPOTHESIS_PROFILE=explore` goes looking for new failures.
 slow_is_fine = [HealthCheck.too_slow]

@@ -27,7 +27,7 @@ HASH = "PYTHONHASHSEED"
 def results(first: int, seeds: int, protocol: str | None, jobs: int) -> Iterator[Result]:
     """In processes of their own, in which strings hash alike."""
     with alike(), get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(partial(run_seed, protocol=protocol), range(first, first + seeds), chunksize=20)
+        yield from pool.imap(partial(run_seed, protocol=protocol), range(first, first + seeds), chunksize=5)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.spark.side_by_side import Case, Feed, Seen, SideBySide, Table
 
 EVENTS = pa.schema({"id": pa.string(), "at": pa.timestamp("us", tz="UTC"), "word": pa.string()})
 MEASURED = pa.schema({"id": pa.string(), "at": pa.timestamp("us", tz="UTC"), "value": pa.int64()})
-TTL_MS = 2_500
+TTL_MS = 1_500
 
 
 def at(seconds: float) -> dt.datetime:

@@ -32,8 +32,8 @@ from godwit.transport import wire
 
 INPUT = pa.schema([("key", pa.int64()), ("load", pa.binary())])
 CHUNK_ROWS = 1_000
-CHUNKS = 60
-LIMIT = 1_600_000  # the ledger of the whole batch takes more, and its before-images eight times as much
+CHUNKS = 30
+LIMIT = 800_000  # the ledger of the whole batch takes more, and its before-images eight times as much
 REQUEST = BatchRef("q", "r", 1)
 
 
