@@ -169,6 +169,17 @@ def test_rows_of_old_forms_are_read_with_the_later_layout() -> None:
     assert exported(after) == exported(before)
 
 
+def test_committed_rows_of_old_forms_are_read_with_the_later_layout() -> None:
+    before, after = written(), KeyedState(WIDER, KEYS)
+    for batch in exported(before):
+        after.replay(batch)
+    after.settle()
+    for batch in before.export_committed([("a",), ("b",)], 100, 10_000):
+        after.amend(batch)
+    before.redefine(WIDER)
+    assert exported(after, committed=True) == exported(before, committed=True)
+
+
 def test_rows_of_both_forms_may_be_mixed() -> None:
     layout = Layout.first((SEEN,)).evolved((wider(SEEN),))
     changes = Changes()

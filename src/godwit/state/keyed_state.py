@@ -21,7 +21,7 @@ from godwit.state.change_batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, put_bat
 from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, PUT, TIMERS, Changes
 from godwit.state.deadlines import Now
 from godwit.state.keys import Key, KeyCodec
-from godwit.state.layout import FormReader, Layout, payload_conversion, unknown_form
+from godwit.state.layout import FormReader, Layout, payload_conversion
 from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
 from godwit.state.memory_limit import MemoryLimit, undo_bytes
@@ -266,6 +266,10 @@ class KeyedState:
         for batch in batches:
             self._stage_batch(self._forms.current(batch))
 
+    def check_forms(self, batch: pa.RecordBatch) -> None:
+        """Raise if the rows have a form that the layout does not know."""
+        self._forms.old_forms(batch)
+
     def _stage_batch(self, batch: pa.RecordBatch) -> None:
         rows_var = batch.columns[COLUMN_VAR].to_numpy()
         variables = np.unique(rows_var).tolist()
@@ -335,8 +339,6 @@ class KeyedState:
                 rows.setdefault(var, []).append((key, sub, value))
             else:
                 cleared.setdefault(var, []).append(key)
-        for var in (cleared | rows).keys() - self._tables.keys():
-            raise unknown_form(var)
         for table in self._tables.values():
             if table.var in cleared or table.var in rows:
                 table.amend(cleared.get(table.var, ()), rows.get(table.var, ()))
@@ -379,8 +381,6 @@ class KeyedState:
         columns = rows.columns
         keys = self.key_codec.from_arrow(columns[:COLUMN_VAR])
         ops = columns[COLUMN_OP].to_numpy()
-        if var not in self._tables:
-            raise unknown_form(var)
         self._tables[var].stage_rows(ops, keys, columns[COLUMN_SUB], columns[COLUMN_VALUE])
 
     def _count_keys(self, table: Table, moves: InstalledKeys) -> None:

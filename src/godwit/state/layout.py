@@ -154,7 +154,7 @@ def shown(schema: pa.Schema) -> str:
     return f"({', '.join(columns)})"
 
 
-def unknown_form(number: int) -> HostUnavailable:
+def _unknown_form(number: int) -> HostUnavailable:
     return HostUnavailable(
         f"state came in the form {number} of a later definition, which this process does not have yet",
         todo="Define the operator, then try again",
@@ -166,23 +166,25 @@ class FormReader:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._plain = not layout.past
         self._current = {*layout.numbers, *layout.dormant, TIMERS, LETTERS}
         self._converts: dict[int, Callable[[bytes], bytes]] = {}
 
     def current(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows, without those of variables that were deleted."""
-        if self._plain:
+        """The rows, without those of variables that were deleted. Raises if a form is not known."""
+        old = self.old_forms(batch)
+        if not old:
             return batch
-        var = batch.columns[COLUMN_VAR].to_numpy()
-        others = [number for number in np.unique(var).tolist() if number not in self._current]
-        if not others:
-            return batch
-        for number in others:
-            if number not in self._layout.forms:
-                raise unknown_form(number)
         newest = self._layout.newest
-        return _replaced(batch, var, {number: newest.get(number) for number in others}, self.converted)
+        return _replaced(batch, {number: newest.get(number) for number in old}, self.converted)
+
+    def old_forms(self, batch: pa.RecordBatch) -> list[int]:
+        """The numbers of the forms of the rows that are not the newest. Raises if a form is not known."""
+        numbers = np.unique(batch.columns[COLUMN_VAR].to_numpy()).tolist()
+        old = [number for number in numbers if number not in self._current]
+        for number in old:
+            if number not in self._layout.forms:
+                raise _unknown_form(number)
+        return old
 
     def converted(self, number: int, payload: bytes) -> bytes:
         """A value of an old form in the newest form."""
@@ -207,8 +209,9 @@ def payload_conversion(layout: Layout, number: int) -> Callable[[bytes], bytes]:
 
 
 def _replaced(
-    batch: pa.RecordBatch, var: Any, newest: Mapping[int, int | None], convert: Callable[[int, bytes], bytes]
+    batch: pa.RecordBatch, newest: Mapping[int, int | None], convert: Callable[[int, bytes], bytes]
 ) -> pa.RecordBatch:
+    var = batch.columns[COLUMN_VAR].to_numpy()
     values = batch.columns[COLUMN_VALUE].to_pylist()
     numbers = var.copy()
     stays = np.ones(len(var), np.bool_)

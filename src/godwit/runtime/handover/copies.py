@@ -233,7 +233,11 @@ class Copies:
     # -- changelog ---------------------------------------------------------------------------------------------------
 
     def _batch(self, body: pa.Buffer) -> pa.RecordBatch:
-        return pa.ipc.read_record_batch(body, changes_schema(self._shared.instance.key_codec))
+        """The rows of a message. State of a definition that this host does not have is refused before anything is written."""
+        instance = self._shared.instance
+        batch = pa.ipc.read_record_batch(body, changes_schema(instance.key_codec))
+        instance.state.check_forms(batch)
+        return batch
 
     def _change(self, part: NewPart, change: Callable[[], None]) -> None:
         """Write the part, then change memory."""

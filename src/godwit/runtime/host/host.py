@@ -297,7 +297,7 @@ class Host:
             return shared
         self._take_definitions(opening.operator)
         shared = self._instances.of(opening.operator, opening.scope)
-        if not shared.instance.is_of(opening.definition):
+        if shared.instance.definition and not shared.instance.is_of(opening.definition):
             raise DefinitionError(
                 "the operator has been defined again since this DataFrame was made",
                 todo="Start the query with the DataFrame that the newest definition returned",

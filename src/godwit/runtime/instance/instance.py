@@ -89,8 +89,8 @@ class Instance:
         return self._initial.apply(lane, batch, row_index, hashes, now_ms)
 
     def is_of(self, definition: str) -> bool:
-        """Whether the instance has the code of this definition. True if either is not known."""
-        return not definition or not self.definition or self.definition == definition
+        """Whether the instance has the code of this definition; True if the definition is not known."""
+        return not definition or self.definition == definition
 
     def redefine(self, spec: OperatorSpec) -> None:
         """Take the form of a later definition. The changelog says so before anything is written in that form."""
