@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from pyspark.sql import SparkSession
 import godwit
-from tests.spark.flocks import Count, Files, KeyCount, drain, start, state_of, wait_until
+from tests.spark.flocks import Count, Files, KeyCount, assert_exact, drain, start, state_of, wait_until
 root = Path(FOLDER)
 spark = (SparkSession.builder.master("local[6]").config("spark.ui.enabled", False)
     .config("spark.ui.showConsoleProgress", False).config("spark.driver.bindAddress", "127.0.0.1")
@@ -46,21 +46,17 @@ class Notebook:
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "GODWIT_TEST_FOLDER": str(folder),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.notebook"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log.open("ab"),
-            env=env,
-        )
+        command, pipe = [sys.executable, "-m", "tests.faults.notebook"], subprocess.PIPE
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, env=env)
         self.run(f"FOLDER = {str(folder)!r}\n{SET_UP}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        with self.process:  # closes the pipes
+            self.process.kill()
 
     def begin(self, cell: str) -> None:
         assert self.process.stdin is not None

@@ -36,7 +36,7 @@ from godwit.spark.define.operator_registry import OperatorRegistry, RouterAccess
 from godwit.spark.hosts.backup_peers import BackupPeers
 from godwit.spark.hosts.flock_hosts import Hosts
 from godwit.spark.hosts.flock_parts import FlockParts
-from godwit.spark.hosts.host_jobs import TASK_ENDED, HostJob
+from godwit.spark.hosts.host_jobs import TASK_ENDED, HostJob, application_ended
 from godwit.spark.hosts.host_measures import HostMeasures
 from godwit.spark.hosts.membership import Membership
 from godwit.spark.hosts.owner_tables import OwnerTables
@@ -145,6 +145,8 @@ class RunningFlock:
             write_owner(str(self.directory.path), self.incarnation, closed=True)
 
     def _stop_queries(self) -> None:
+        if application_ended(self._spark.sparkContext):
+            return  # its queries have ended with it
         bound = {binding.query for binding in self._admission.bindings.values()}
         for query in self._spark.streams.active:
             if query.id in bound:

@@ -9,7 +9,9 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import InheritableThread, SparkContext
 
 from godwit.errors import CheckpointUnusable, Fenced, HostUnavailable
@@ -30,6 +32,15 @@ def _error_line(text: str) -> str:
     """The line of Spark's error text that names the error: the last one before the stack of the JVM."""
     lines = [_NOT_SAID.sub("", line) for line in text.split("\n\tat ", 1)[0].splitlines()]
     return next((line.strip() for line in reversed(lines) if line.strip()), "no error text")
+
+
+def application_ended(context: SparkContext) -> bool:
+    """Whether the SparkContext was stopped, perhaps while a flock was open."""
+    try:
+        java: Any = context._jsc
+        return java is None or bool(java.sc().isStopped())
+    except Py4JError:  # the JVM has ended
+        return True
 
 
 class HostJob:
@@ -78,6 +89,8 @@ class HostJob:
             self._ended = self._generation()
             self._forget(self.config.host)
             self._drop_lease(self._ended)
+            if application_ended(self._context):
+                return
             served = self._generation() > before and not self._stopping.is_set()
             if served and self._lost(self.config.host, self._how_lost()):
                 return
@@ -136,9 +149,9 @@ class HostJob:
         self.last_end = ""
         self._group = f"{self._name}-{self.restarts}"
         # Without an interrupt, on which Spark's thread would spin. Spark ends the process by itself after 2 to 4 s.
-        self._context.setJobGroup(self._group, self._description(), interruptOnCancel=False)
-        self._slots.reserve(self._name)
         try:
+            self._context.setJobGroup(self._group, self._description(), interruptOnCancel=False)
+            self._slots.reserve(self._name)
             self._context.parallelize([0], 1).mapPartitions(task).collect()
         except Exception as error:  # noqa: BLE001 a host is started again, whatever ended it
             self.last_end = _error_line(str(error))
@@ -158,7 +171,11 @@ class HostJob:
     def end(self, noticed: str) -> None:
         """Cancel the job of a host that is lost though its task has not ended. Its process may run a little longer."""
         self._noticed = noticed
-        self._context.cancelJobGroup(self._group)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if not application_ended(self._context):
+            self._context.cancelJobGroup(self._group)
 
     def stop(self) -> None:
         """Do not start the host again after it ends."""
@@ -170,7 +187,7 @@ class HostJob:
             return True  # the job was never started
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._context.cancelJobGroup(self._group)
+            self._cancel()
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
