@@ -224,8 +224,7 @@ def test_import_starts_nothing_and_warns_of_nothing() -> None:
 def test_a_grouped_frame_takes_pysparks_arguments_in_pysparks_order(flavour: str) -> None:
     ours = [name for name, kind, _ in parameters(getattr(GroupedFrame, flavour)) if kind is POSITIONAL]
     theirs = [name for name, *_ in parameters(getattr(GroupedData, flavour))]
-    assert ours == theirs[: len(ours)]
-    assert set(theirs[len(ours) :]) <= {"eventTimeColumnName"}
+    assert ours == theirs
 
 
 def test_camel_case_is_pysparks_alone() -> None:
