@@ -25,6 +25,7 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
+from godwit.spark.pyspark_api.call_settings import CallSettings
 from godwit.spark.pyspark_api.stateful import RowAdapter, describe
 from godwit.state.changelog import Changelog
 from godwit.state.keys import KeyCodec
@@ -85,8 +86,8 @@ class Everything(StatefulProcessor):
 
 def operator_of(processor: StatefulProcessor | None = None) -> Operator:
     processor = processor or Everything()
-    variables = describe(processor, "processingTime", "UTC").variables
-    adapter = RowAdapter(processor, variables, KEY, OUTPUT, time_mode="processingTime", tz="UTC")
+    variables = describe(processor, "processingTime").variables
+    adapter = RowAdapter(processor, variables, KEY, OUTPUT, CallSettings(time_mode="processingTime"))
     spec = OperatorSpec(NAME, type(processor).__name__, "row", KEY, OUTPUT, variables, time_mode="processingTime")
     return Operator(spec, cloudpickle.dumps(adapter))
 

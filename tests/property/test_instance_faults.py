@@ -34,6 +34,7 @@ from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
 from godwit.runtime.reading.export import rows_of_state
+from godwit.spark.pyspark_api.call_settings import CallSettings
 from godwit.spark.pyspark_api.stateful import RowAdapter, describe
 from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
@@ -180,8 +181,8 @@ class Random(StatefulProcessor):
 
 def operator_of(program: list[Step]) -> Operator:
     processor = Random(program)
-    variables = describe(processor, "processingTime", "UTC").variables
-    adapter = RowAdapter(processor, variables, KEY, OUTPUT, time_mode="processingTime", tz="UTC")
+    variables = describe(processor, "processingTime").variables
+    adapter = RowAdapter(processor, variables, KEY, OUTPUT, CallSettings(time_mode="processingTime"))
     spec = OperatorSpec(NAME, "Random", "row", KEY, OUTPUT, variables, time_mode="processingTime")
     return Operator(spec, cloudpickle.dumps(adapter))
 

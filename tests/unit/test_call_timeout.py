@@ -22,6 +22,7 @@ from godwit.runtime.instance.instance import Instance
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
+from godwit.spark.pyspark_api.call_settings import CallSettings
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
@@ -110,7 +111,7 @@ def instance_of(processor: Any, watch: Watch, **spec: Any) -> Instance:
     else:
         kind, flavour = (PandasAdapter, "pandas") if isinstance(processor, SlowFrames) else (RowAdapter, "row")
         mode = spec.get("time_mode", "none")
-        adapter = kind(processor, describe(processor, mode).variables, key_schema, OUTPUT, time_mode=mode)
+        adapter = kind(processor, describe(processor, mode).variables, key_schema, OUTPUT, CallSettings(time_mode=mode))
     made_spec = OperatorSpec(
         "slow", "Slow", flavour, key_schema, OUTPUT, adapter.variables, timeout_s=TIMEOUT_S, **spec
     )

@@ -110,9 +110,17 @@ def _packed_encode(slots: Sequence[FieldCodec], layout: struct.Struct, width: in
 
 
 def _packed_pack(layout: struct.Struct, width: int) -> Pack:
+    no_nulls = bytes(width)
+
     def pack(stored: Sequence[Any]) -> bytes:
-        nulls = sum(1 << i for i, value in enumerate(stored) if value is None)
-        return layout.pack(nulls.to_bytes(width, "little"), *(0 if value is None else value for value in stored))
+        if None not in stored:
+            return layout.pack(no_nulls, *stored)
+        filled, nulls = list(stored), 0
+        for i, value in enumerate(filled):
+            if value is None:
+                nulls |= 1 << i
+                filled[i] = 0
+        return layout.pack(nulls.to_bytes(width, "little"), *filled)
 
     return pack
 

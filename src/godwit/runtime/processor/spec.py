@@ -22,8 +22,8 @@ from godwit.state.variables import Variable
 TimeMode = Literal["none", "processingTime", "eventTime"]
 
 _KEEP_VARIABLES: Final = (
-    "Declare these variables as they were (a field may be added, removed, moved or become a wider number); or give a changed "
-    "variable another name; or call deleteIfExists for it in init, which drops its state"
+    "Declare these variables as they were: a field may be added, removed, moved, or become a wider number. Or give the changed "
+    "variable another name; deleteIfExists in init then drops the state of the old one"
 )
 _KEEP_OPERATOR: Final = "Use the definition that made the checkpoint, or another operator name or checkpoint directory"
 
