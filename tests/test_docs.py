@@ -176,6 +176,17 @@ def test_every_row_of_spark_beside_godwit_comes_from_a_test() -> None:
     assert sum(map(len, areas().values())) > 10
 
 
+def test_every_change_of_an_operator_in_the_guide_names_its_tests() -> None:
+    section = (ROOT / "docs" / "guide.md").read_text().split("## Defining an operator again")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 15
+    for row in rows:
+        tests = re.findall(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)", row)
+        assert tests, row
+        for name, file in tests:
+            assert f"def {name}(" in (ROOT / file).read_text(), name
+
+
 def test_the_tables_of_the_protocols_are_those_of_the_code() -> None:
     assert tables.PAGE.read_text() == tables.page(), "python -m docs.tables draws them anew"
     drawn = {found["name"] for found in tables.BLOCK.finditer(tables.PAGE.read_text())}

@@ -158,6 +158,15 @@ def job(spark: SparkSession, tmp_path: Path) -> Iterator[Job]:
     job.flock.close()
 
 
+@pytest.mark.feature(
+    "evolution",
+    "fields of state variables added (null), removed, moved, widened",
+    spark="with the Avro encoding",
+    godwit="always",
+)
+@pytest.mark.feature(
+    "evolution", "a variable that is not declared any more keeps its state, and has it when it is declared again"
+)
 def test_a_cell_is_run_again_with_fields_added_moved_widened_and_removed(job: Job) -> None:
     assert {row.n for row in job.run(job.define(Total()))} == {1}
     frame = job.define(Wider())
@@ -175,6 +184,12 @@ def test_a_cell_is_run_again_with_fields_added_moved_widened_and_removed(job: Jo
     assert job.state()["items"] == [Row(n=1.0)] * 3, "what is not declared stays until it is declared again"
 
 
+@pytest.mark.feature(
+    "evolution",
+    "`deleteIfExists` of a variable of an earlier definition",
+    spark="with the next batch",
+    godwit="when the operator is defined",
+)
 def test_a_deleted_variable_starts_anew(job: Job) -> None:
     job.run(job.define(Total()))
     job.run(job.define(Deleting()))
@@ -192,6 +207,9 @@ def test_a_changed_definition_goes_on_after_a_restart_with_other_hosts(job: Job)
         assert job.state() == job.read()
 
 
+@pytest.mark.feature(
+    "evolution", "a batch that was not committed is replayed by the new processor, with its own output schema"
+)
 def test_a_batch_that_failed_is_replayed_by_the_next_definition(job: Job) -> None:
     """The host has applied rows of it, in the old form and with the old outputs."""
     job.run(job.define(Total()))
@@ -212,6 +230,12 @@ def test_keys_move_and_hosts_are_lost_between_the_definitions(job: Job) -> None:
     assert {row.n for row in job.run(job.define(Wider()))} == {2}
 
 
+@pytest.mark.feature(
+    "evolution",
+    "a change that cannot be converted",
+    spark="the query fails when it starts",
+    godwit="refused when the operator is defined, with the field and the way out",
+)
 def test_what_cannot_be_converted_is_refused_before_anything_runs(job: Job) -> None:
     frame = job.define(Wider())
     job.run(frame)
@@ -345,6 +369,13 @@ def test_spark_allows_what_is_allowed_and_refuses_or_reinterprets_the_rest(
         assert all(map(is_reinterpreted, refused)), refused
 
 
+@pytest.mark.feature("evolution", "int to long, float to double and all other widenings of Avro")
+@pytest.mark.feature(
+    "evolution",
+    "int as short, date as int, long as timestamp, binary as string",
+    spark="the bits of the one are read as the other",
+    godwit="refused",
+)
 @pytest.mark.parametrize("old", LEAVES)
 def test_every_pair_of_types_is_allowed_as_in_spark(old: str, avro_reads: Callable[[str, str], bool]) -> None:
     for new in LEAVES:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from godwit.runtime.processor.state_columns import Packer
 from godwit.state.codec import compile_codec
 from godwit.state.value_conversion import conversion, obstacles
 
@@ -37,6 +38,7 @@ NAME = ("name", pa.string())
         pytest.param(schema(ID), schema(ID, NAME), (1,), (1, None), id="a field is added, and all is stored otherwise"),
         pytest.param(schema(ID, NAME), schema(ID), (1, "a"), (1,), id="a field is removed"),
         pytest.param(schema(ID, NAME), schema(NAME, ID), (1, "a"), ("a", 1), id="fields are moved"),
+        pytest.param(schema(NAME), schema(("title", pa.string())), ("a",), (None,), id="a field is renamed"),
         pytest.param(schema(ID, NAME), schema(NAME, ID), (None, None), (None, None), id="nulls stay null"),
         pytest.param(schema(ID), schema(("id", pa.int64())), (-7,), (-7,), id="int to long"),
         pytest.param(schema(("id", pa.int8())), schema(("id", pa.int16())), (-7,), (-7,), id="byte to short"),
@@ -89,6 +91,13 @@ def test_a_value_comes_out_as_avro_reads_it(
     old: pa.Schema, new: pa.Schema, values: tuple[Any, ...], after: tuple[Any, ...]
 ) -> None:
     assert converted(old, new, values) == after
+
+
+def test_a_new_field_of_a_native_processor_is_zero() -> None:
+    old, new = schema(ID), schema(("share", pa.float64()), ("id", pa.int64()))
+    payload = conversion(old, new)(compile_codec(old).encode((7,)))
+    columns = Packer(new).unpack([payload])
+    assert (columns["share"].tolist(), columns["id"].tolist()) == ([0.0], [7])
 
 
 def test_an_instant_within_the_hour_that_comes_twice_stays_that_instant() -> None:
