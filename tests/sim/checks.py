@@ -8,6 +8,7 @@ lanes interleave is nobody's promise, so it is taken from the outputs.
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ from tests.sim.operators import BLOCK_ROWS, HOT_ROWS_MIN, NONE, Bells
 from tests.sim.query import Committed, Output, Row, route_hash
 
 LOOK_TURNS = 8
+_VERSION = attrgetter("version")
 _STATE = compile_codec(pa.schema(list(Bells.state.items())))
 
 
@@ -76,7 +78,7 @@ class Checks:
         """I1: no key is owned by two hosts. Looked at whenever a host has changed its mind about what it owns."""
         if self._flock.kernel.turns % LOOK_TURNS == 0:
             self._find_ownerships()
-        versions = [own.version for own in self._ownerships]
+        versions = list(map(_VERSION, self._ownerships))
         if versions == self._versions:
             return
         self._versions = versions

@@ -476,6 +476,11 @@ def served_from_memory() -> Iterable[Change]:
     return [(Receiver, "_served", in_memory)]
 
 
+@hole("a host that is taken for lost, and goes on, tells its heirs that its keys stay with it", "I4 I6")
+def fenced_host_answers() -> Iterable[Change]:
+    return [(MigrationService, "report_outcome", MigrationService._outcome)]
+
+
 @hole("initial state that is given again, cut otherwise, is added to what an earlier job has brought", "I2 I4")
 def initial_state_is_taken_up_twice() -> Iterable[Change]:
     return [(Batches, "begin_initial", nothing)]

@@ -150,7 +150,7 @@ class Kernel:
         self.restless = 0.1  # how often a thread gives way where it need not
         self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_MAX)
         self.at_write: Callable[[Process], int | None] = lambda _: None
-        self.after_turn: Callable[[], None] = lambda: None
+        self.after_thread: Callable[[], None] = lambda: None  # after each turn of a thread
         self.points = Points(self.after, self.now_s)
         self.sync_s = 0.0  # how long a disk may take to sync
         self._unsynced: dict[
@@ -249,7 +249,6 @@ class Kernel:
         """Let threads run until it holds; False if nothing can happen any more, or it takes too long."""
         self._hub = getcurrent()
         while not until():
-            self.after_turn()
             if not self._turn() or self.turns > turns_max or self.time_s > deadline_s:
                 return False
         return True
@@ -263,9 +262,10 @@ class Kernel:
             self.time_s = max(self.time_s, time_s)  # a deadline may have passed when it was set
             do()
             return True
-        at = self.dice.randrange(len(self.ready))
-        self.ready[at], self.ready[-1] = self.ready[-1], self.ready[at]
-        thread = self.ready.pop()
+        ready = self.ready
+        at = self.dice.randrange(len(ready))
+        ready[at], ready[-1] = ready[-1], ready[at]
+        thread = ready.pop()
         if not thread.process.alive:
             return True  # it never runs again
         if thread.process.stopped:
@@ -275,6 +275,7 @@ class Kernel:
             thread.greenlet.parent = self._hub  # where it goes on when the thread ends
             thread.greenlet.switch()
             self.running = None
+            self.after_thread()
             if self.failures:
                 who, error = self.failures[0]
                 raise Breach("I6", f"thread {who.name} of {who.process} ended with {error!r}") from error
@@ -334,6 +335,10 @@ class Kernel:
 
     def of_process(self, make: Callable[[], Any]) -> Any:
         process = self.current().process
+        if make in process.singles and not process.making.locked():  # as below, and often
+            self.give_way()
+            self.give_way()
+            return process.singles[make]
         with process.making:
             if make not in process.singles:
                 process.singles[make] = make()
@@ -343,7 +348,9 @@ class Kernel:
         """Perhaps the process is killed here, with some of it written."""
         self.give_way()
         process = self.current().process
-        self._unsynced.setdefault(_path(fd), (process, os.fstat(fd).st_size))
+        path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 with every write
+        if path not in self._unsynced:
+            self._unsynced[path] = (process, os.fstat(fd).st_size)
         cut = self.at_write(process)
         if cut is not None:
             data = b"".join(bytes(view) for view in views)
@@ -353,11 +360,12 @@ class Kernel:
 
     def fsync(self, fd: int) -> None:
         """What has been written when it begins is safe when it is over. Small files are safe at once."""
-        path, size = _path(fd), os.fstat(fd).st_size
+        path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 with every write
         written = self._unsynced.get(path)
         if written is None:
             self.give_way()
             return
+        size = os.fstat(fd).st_size
         if self.sync_s and self.dice.random() < SLOW_SYNC:
             self.sleep(self.dice.random() * self.sync_s)
         self.give_way()
@@ -375,7 +383,3 @@ class Kernel:
             if writer is process and Path(path).exists():
                 os.truncate(path, self.dice.randint(safe, max(safe, Path(path).stat().st_size)))
         process.kill()
-
-
-def _path(fd: int) -> str:
-    return str(Path(f"/proc/self/fd/{fd}").readlink())

@@ -22,6 +22,7 @@ from tests.sim.kernel import Breach, Kernel, Process
 from tests.sim.operators import INPUT
 
 HASHED = pa.schema([*INPUT, (CHECK, pa.int32()), ("hash", pa.int64())])
+KINDS = (np.int64, np.int64, "datetime64[ms]", np.int32, np.int64)  # of its columns
 INITIAL = -1  # the batch of initial rows
 REFUSED_MAX = 4  # attempts of a batch that hosts refuse because rows did not replay; then the application ends
 _CODEC = KeyCodec(pa.schema([INPUT.field("key")]))
@@ -43,10 +44,8 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
     keys, numbers, times_ms = zip(*rows, strict=True)
     checks = [(31 * key + 17 * number + at_ms) & 0x7FFFFFFF for key, number, at_ms in rows]
     columns = [keys, numbers, times_ms, checks, [route_hash(key) for key in keys]]
-    arrays = [pa.array(np.array(column, np.int64)) for column in columns]
-    return pa.RecordBatch.from_arrays(
-        [array.cast(field.type) for array, field in zip(arrays, HASHED, strict=True)], schema=HASHED
-    )
+    arrays = [pa.array(np.array(column, kind)) for column, kind in zip(columns, KINDS, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=HASHED)
 
 
 def rows_of(outputs: Iterable[Output]) -> list[Row]:

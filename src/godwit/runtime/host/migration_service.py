@@ -24,6 +24,7 @@ from godwit.runtime.handover.incoming import scan
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.handover.outgoing import union
 from godwit.runtime.handover.receiver import Receiver
+from godwit.runtime.host.exchange import replaced
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.processor.rows import Index
@@ -177,7 +178,15 @@ class MigrationService:
         return typed.Done()
 
     def report_outcome(self, request: messages.ReportOutcome) -> messages.StepOutcome:
-        """What became of a step, for a target that has lost the connection."""
+        """What became of a step, for a target that has lost the connection.
+
+        A process that was taken for lost and goes on must not answer: its heirs ask this too, and the will decides.
+        """
+        if self._services.log.fenced():
+            raise replaced(self._services.host, self._services.log.generation)
+        return self._outcome(request)
+
+    def _outcome(self, request: messages.ReportOutcome) -> messages.StepOutcome:
         name = request.step
         shared = self._instance_of(request.operator)
         migration, number = migration_and_number(name)
