@@ -1,7 +1,8 @@
 """What must hold (I1-I7 of docs/internals.md), as a user sees it: outputs that are committed, state in the end, who owns what.
 
-What an operator should have put out is computed here from its committed inputs, batch by batch: first the timers that are due,
-then the rows that are not late; of these, rows of a hot key are merged if the operator declares a merge. How rows of several
+What an operator should have put out is computed here from its committed inputs, batch by batch: first the timers that are due
+(after the rows, if lanes are made by key), then the rows that are not late; of these, rows of a hot key are merged if the
+operator declares a merge. How rows of several
 lanes interleave is nobody's promise, so it is taken from the outputs.
 """
 
@@ -31,16 +32,16 @@ class EventTime:
     def __init__(self, spec: OperatorSpec) -> None:
         self._delay_ms, self._lead = spec.delay_ms, max if spec.watermark_policy == "max" else min
         self._lanes: dict[int, int] = {}
-        self._watermark_ms = 0
+        self.watermark_ms = 0
         self.late_ms = 0
 
     def next_batch(self, inputs: dict[int, list[Row]]) -> None:
         for lane, rows in inputs.items():
             if rows:
                 self._lanes[lane] = max(self._lanes.get(lane, 0), *(at_ms for _, _, at_ms in rows))
-        self.late_ms = self._watermark_ms
+        self.late_ms = self.watermark_ms
         lead_ms = self._lead(self._lanes.values(), default=0)
-        self._watermark_ms = max(self._watermark_ms, lead_ms - self._delay_ms)
+        self.watermark_ms = max(self.watermark_ms, lead_ms - self._delay_ms)
 
 
 def merged(rows: list[Row]) -> list[Row]:
@@ -61,6 +62,7 @@ class Checks:
 
     def __init__(self, flock: Flock, spec: OperatorSpec, keys: list[int]) -> None:
         self._flock, self._spec, self._operator, self._keys = flock, spec, spec.name, keys
+        self._by_key = spec.partitions > 0
         self._time = EventTime(spec)
         self._counts = dict.fromkeys(keys, 0)  # rows whose outputs are committed
         self._rings = dict.fromkeys(keys, 0)  # timers
@@ -103,19 +105,34 @@ class Checks:
         rows, timers = {}, []
         for lane, outputs in committed.outputs.items():
             fired = [row for row in outputs if row["fires_ms"] != NONE]
-            if outputs[: len(fired)] != fired:
-                raise Breach("I3", f"{where}, lane {lane}: rows leave before timers")
-            rows[lane] = outputs[len(fired) :]
+            rows[lane] = [row for row in outputs if row["fires_ms"] == NONE]
+            if outputs != ([*rows[lane], *fired] if self._by_key else [*fired, *rows[lane]]):
+                raise Breach("I3", f"{where}, lane {lane}: timers leave {'before' if self._by_key else 'after'} rows")
+            if self._by_key and any(route_hash(row["key"]) % self._spec.partitions != lane for row in fired):
+                raise Breach("I3", f"{where}, lane {lane}: timers of another lane leave")
             timers += fired
-        self._check_timers(where, timers, committed, now_ms)
-        self._check_rows(where, rows, committed.inputs)
-        for row in (*timers, *(row for outputs in rows.values() for row in outputs)):
-            if row["sets_ms"] != NONE:
-                self._timers[row["key"]].add(row["sets_ms"])
+        of_rows = [row for outputs in rows.values() for row in outputs]
+        if self._by_key:
+            self._check_rows(where, rows, committed.inputs)
+            self._set(of_rows)
+            self._check_timers(where, timers, committed, now_ms)
+            self._set(timers)
+        else:
+            self._check_timers(where, timers, committed, now_ms)
+            self._check_rows(where, rows, committed.inputs)
+            self._set([*timers, *of_rows])
         self._time.next_batch(committed.inputs)
 
+    def _set(self, outputs: list[Output]) -> None:
+        for row in outputs:
+            if row["sets_ms"] != NONE:
+                self._timers[row["key"]].add(row["sets_ms"])
+
     def _check_timers(self, where: str, fired: list[Output], committed: Committed, now_ms: int) -> None:
-        """A timer fires in the first batch in which it is due and a lane has rows, before any row of its key is applied."""
+        """A timer fires in the first batch in which it is due and a lane has rows, before any row of its key is applied.
+
+        If lanes are made by key, it fires in the first batch in which it is due, after all rows of its key.
+        """
         found = Counter((row["key"], row["fires_ms"]) for row in fired)
         pending = {(key, at_ms) for key, timers in self._timers.items() for at_ms in timers}
         first_ms, last_ms = self._due_ms(committed, now_ms)
@@ -134,10 +151,12 @@ class Checks:
 
     def _due_ms(self, committed: Committed, now_ms: int) -> tuple[int, int]:
         """Up to when timers must have fired, and up to when they may. Hosts read their clocks when they begin the batch."""
-        if not any(committed.inputs.values()):
+        if not any(committed.inputs.values()) and not self._by_key:
             return 0, 0
-        by_event = self._spec.time_mode == "eventTime"
-        return (self._time.late_ms, self._time.late_ms) if by_event else (committed.began_ms, now_ms)
+        if self._spec.time_mode != "eventTime":
+            return committed.began_ms, now_ms
+        due_ms = self._time.watermark_ms if self._by_key else self._time.late_ms
+        return due_ms, due_ms
 
     def _check_rows(self, where: str, lanes: dict[int, list[Output]], inputs: dict[int, list[Row]]) -> None:
         applied: dict[int, list[tuple[int, int]]] = {}
@@ -163,6 +182,8 @@ class Checks:
         """The rows that an operator gets to see: those in time, merged block by block."""
         if not self._spec.merge:
             return self._in_time(rows)
+        if self._by_key:
+            return merged(self._in_time(rows))
         blocks = [rows[begin : begin + BLOCK_ROWS] for begin in range(0, len(rows), BLOCK_ROWS)]
         return [row for block in blocks for row in merged(self._in_time(block))]
 

@@ -108,6 +108,7 @@ class Kind:
     delay_ms: int = 0
     policy: Policy = "max"
     merges: bool = False  # routers merge rows of a hot key
+    partitions: int = 0  # lanes are made by key, and so many
 
 
 def draw_kind(dice: Random) -> Kind:
@@ -130,5 +131,6 @@ def operator_of(name: str, kind: Kind) -> Operator:
         delay_ms=kind.delay_ms,
         watermark_policy=kind.policy,
         merge=adapter.merge,
+        partitions=kind.partitions,
     )
     return Operator(spec, cloudpickle.dumps(adapter))

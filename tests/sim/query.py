@@ -23,6 +23,7 @@ from tests.sim.operators import INPUT
 
 HASHED = pa.schema([*INPUT, (CHECK, pa.int32()), ("hash", pa.int64())])
 KINDS = (np.int64, np.int64, "datetime64[ms]", np.int32, np.int64)  # of its columns
+BY_KEY = HASHED.insert(4, pa.field("came_from", pa.int32()))
 INITIAL = -1  # the batch of initial rows
 REFUSED_MAX = 4  # attempts of a batch that hosts refuse because rows did not replay; then the application ends
 _CODEC = KeyCodec(pa.schema([INPUT.field("key")]))
@@ -40,12 +41,16 @@ def route_hash(key: int) -> int:
     return _hashes[key]
 
 
-def batch_of(rows: list[Row]) -> pa.RecordBatch:
+def batch_of(rows: list[Row], came_from: int | None = None) -> pa.RecordBatch:
+    """`came_from`: the partition in which the rows were, before Spark partitioned them by key."""
     keys, numbers, times_ms = zip(*rows, strict=True)
     checks = [(31 * key + 17 * number + at_ms) & 0x7FFFFFFF for key, number, at_ms in rows]
     columns = [keys, numbers, times_ms, checks, [route_hash(key) for key in keys]]
     arrays = [pa.array(np.array(column, kind)) for column, kind in zip(columns, KINDS, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=HASHED)
+    if came_from is None:
+        return pa.RecordBatch.from_arrays(arrays, schema=HASHED)
+    arrays.insert(4, pa.array(np.full(len(rows), came_from, np.int32)))
+    return pa.RecordBatch.from_arrays(arrays, schema=BY_KEY)
 
 
 def rows_of(outputs: Iterable[Output]) -> list[Row]:
@@ -128,8 +133,7 @@ class Query:
 
     def _task(self, run: int, batch: int, lane: int) -> None:
         request = BatchRef(self.name, f"{self.name}-run-{run}", batch)
-        chunks = self._read(lane)
-        stream = (batch_of(rows) for rows in chunks)
+        stream, given = self._input(lane)
         outputs: list[list[Output]] = []
         with ExitStack() as streams:  # a task that is killed ends in here, not when its garbage is collected
             for operator in self.operators:
@@ -138,13 +142,30 @@ class Query:
                 streams.callback(stream.close)
             for _ in stream:
                 pass
-        self._finished(run, batch, lane, ([row for rows in chunks for row in rows], outputs))
+        self._finished(run, batch, lane, (given, outputs))
+
+    def _input(self, lane: int) -> tuple[Iterator[pa.RecordBatch], list[Row]]:
+        """The lane as Spark gives it to the first operator, and its rows in the order in which they are to be applied."""
+        partitions = self.flock.operators[self.operators[0]].spec.partitions
+        if not partitions:
+            chunks = self._read(lane)
+            return (batch_of(rows) for rows in chunks), [row for rows in chunks for row in rows]
+        changed = lane in self._changing
+        self._changing.discard(lane)
+        blocks = []
+        for came_from, chunks in enumerate(self._lanes()):
+            rows = [row for some in chunks for row in some if route_hash(row[0]) % partitions == lane]
+            if rows:
+                blocks.append((rows[::-1] if changed else rows, came_from))
+        in_order = sorted((row for rows, _ in blocks for row in rows), key=lambda row: route_hash(row[0]))
+        self.kernel.dice.shuffle(blocks)  # an exchange keeps the order of rows from one partition, and no other
+        return (batch_of(*block) for block in blocks), in_order
 
     def _initial_task(self, run: int, batch: int, lane: int) -> None:
         """As the product's job does that loads initial state: the first operator takes it, and nothing comes out."""
         chunks = self._read(lane)
         task = Task(BatchRef("initial", f"{self.name}-initial-{run}", batch), f"initial-{lane}")
-        route = replace(self._route(self.operators[0]), event_time=None, merge=(), checked=False)
+        route = replace(self._route(self.operators[0]), event_time=None, merge=(), checked=False, partitions=0)
         rows = (batch_of(rows).drop_columns([CHECK]) for rows in chunks)
         with closing(cast("Generator[pa.RecordBatch]", Router(route, task).run(rows, INPUT))) as batches:
             for _ in batches:
@@ -161,11 +182,16 @@ class Query:
     def _through(
         self, operator: str, request: BatchRef, lane: int, stream: Iterator[pa.RecordBatch], outputs: list[Output]
     ) -> Generator[pa.RecordBatch]:
-        """A lane's rows through an operator. As with Spark, a lane without rows has another name and carries no timers."""
+        """A lane's rows through an operator.
+
+        As with Spark, a lane without rows has another name and carries no timers. Lanes by key have a tick in every batch.
+        """
         first = next(stream, None)
-        task = Task(request, str(lane)) if first is not None else Task(request, f"empty-{lane}", carries=False)
+        route = self._route(operator)
+        named = first is not None or route.partitions
+        task = Task(request, str(lane)) if named else Task(request, f"empty-{lane}", carries=False)
         given = stream if first is None else chain([first], stream)
-        router = Router(self._route(operator), task)
+        router = Router(route, task)
         with closing(cast("Generator[pa.RecordBatch]", router.run(given, INPUT))) as batches:
             for batch in batches:
                 some = batch.set_column(2, "at", batch.column(2).cast(pa.int64())).to_pylist()
@@ -187,6 +213,7 @@ class Query:
             gather=False,
             incarnation=INCARNATION,
             timers=spec.time_mode != "none",
+            partitions=spec.partitions,
             merge=spec.merge,
             checked=True,
             wait_s=60.0,

@@ -21,6 +21,7 @@ from tests.sim.query import Batches, Lanes, Row
 QUERIES = ((("a",),), (("a",),), (("a", "b"),), (("a",), ("b",)))  # the operators of each
 INITIALLY = 0.15  # of the loads begin with initial state
 HEARTBEATS = 0.4  # of the loads have heartbeats
+BY_KEY = 0.4  # of the queries have lanes by key
 RECORDED = Path(__file__).parent / "recorded"
 
 
@@ -124,6 +125,10 @@ def draw_load(dice: Random) -> Load:
     queries = dice.choice(QUERIES)
     keys = sorted(dice.sample(range(1, 10_000), dice.randint(4, 14)))
     operators = {name: draw_kind(dice) for names in queries for name in names}
+    batches = [draw_batches(dice, keys, len(operators)) for _ in queries]
+    for (first, *_), some in zip(queries, batches, strict=True):
+        if dice.random() < BY_KEY:
+            operators[first] = replace(operators[first], partitions=len(some[0]), policy="max")
     return Load(
         hosts=hosts,
         owners=dice.randint(1, hosts),
@@ -131,7 +136,7 @@ def draw_load(dice: Random) -> Load:
         keys=keys,
         queries=queries,
         operators=operators,
-        batches=[draw_batches(dice, keys, len(operators)) for _ in queries],
+        batches=batches,
         durability=dice.choice(("process", "disk")),
         backup=dice.random() < 0.3,
         # The windows of these lanes are small: a router would answer each before it reads the next, and never be ahead.

@@ -27,6 +27,15 @@ Effected = Callable[[str, str, Any], None]  # host, migration, effect
 
 
 @dataclass(frozen=True, slots=True)
+class Fire:
+    """A lane that is made by key has ended, and its timers fire."""
+
+    operator: str
+    batch: int
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """A lane opens a batch at a host, which may fire timers."""
 
@@ -38,10 +47,11 @@ class Open:
 @contextmanager
 def watched(kernel: Kernel, tell: Effected, spills: Callable[[], None]) -> Iterator[None]:
     """Each effect is told before it is carried out; points have names before and after it. `spills`: may fail."""
-    origin_do, receiver_do, open_lane, write_will, spoil, spill = (
+    origin_do, receiver_do, open_lane, fire, write_will, spoil, spill = (
         OriginEffects.do,
         Receiver._do,
         LaneExchange._open,
+        LaneExchange._fire,
         rescue.write_will,
         BatchChecks.spoil,
         Scratch.append,
@@ -67,6 +77,15 @@ def watched(kernel: Kernel, tell: Effected, spills: Callable[[], None]) -> Itera
         kernel.points.reach(f"{host} opens {operator} {lane.batch}")
         return open_lane(exchange, shared, lane)
 
+    def at_end_of_lane(exchange: LaneExchange, shared: SharedInstance, lane: OpenLane) -> Any:
+        host, operator = exchange._services.host, shared.instance.spec.name
+        tell(host, "", Fire(operator, lane.batch, lane.lane))
+        name = f"{host} fires {operator} {lane.batch} {lane.lane}"
+        kernel.points.reach(name)
+        fired = fire(exchange, shared, lane)
+        kernel.points.reach(f"{name} done")
+        return fired
+
     def at_will(directory: Path, *rest: Any) -> None:
         kernel.points.reach(f"will of {directory.name}")
         write_will(directory, *rest)
@@ -90,6 +109,7 @@ def watched(kernel: Kernel, tell: Effected, spills: Callable[[], None]) -> Itera
             (OriginEffects, "do", at_origin),
             (Receiver, "_do", at_target),
             (LaneExchange, "_open", at_batch),
+            (LaneExchange, "_fire", at_end_of_lane),
             (rescue, "write_will", at_will),
         ):
             stack.enter_context(patch.object(owner, name, instead))

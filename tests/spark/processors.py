@@ -451,6 +451,25 @@ class Alarm(Logic):
         yield {"id": key[0], "what": "rang", "watermark_ms": times.getCurrentWatermarkInMs()}
 
 
+class Calls(Logic):
+    """One output per call, with all values that it was called with, and one for a timer that is due at once."""
+
+    OUTPUT = "id string, what string, seen string"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.count = handle.getValueState("count", "n long")
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        values = sorted(int(record.value) for record in records)
+        self.count.update(((self.count.get() or (0,))[0] + len(values),))
+        self.handle.registerTimer(times.getCurrentProcessingTimeInMs())
+        yield {"id": key[0], "what": "rows", "seen": " ".join(map(str, values))}
+
+    def timer(self, key: Key, at_ms: int, times: Any) -> Iterator[dict[str, Any]]:
+        yield {"id": key[0], "what": "timer", "seen": str(self.count.get()[0])}
+
+
 def _millis(at: Any) -> int:
     """Of a naive datetime or timestamp in UTC."""
     return int(at.replace(tzinfo=dt.UTC).timestamp() * 1000)

@@ -154,7 +154,7 @@ def test_a_native_processor_that_does_wrong_in_many_ways(case: Case) -> None:
 def test_null_keys_are_an_error_if_so_told_that_names_the_row_and_go_on_in_a_bucket(life: Life) -> None:
     life.case.add("a")
     life.case.add("a", "b", None)
-    where = ("operator=count", "batch=1", "lane=0", "row=2")
+    where = ("operator=count", "batch=1", "lane=", "row=")
     with life.open():
         text = life.case.define(null_keys="error").run()
         assert_said(text, "GODWIT-NULL-KEY", "key column 'key' is null", 'null_keys="bucket"', *where)
@@ -177,7 +177,7 @@ def test_null_keys_have_a_bucket(case: Case) -> None:
 @pytest.mark.parametrize("sequence", ["7 - n", "0 * n"])
 def test_a_sequence_that_does_not_ascend(sequence: str, case: Case) -> None:
     frame = case.feed.stream(case.spark).withColumn("lane", sf.lit("x")).withColumn("at_row", sf.expr(sequence))
-    case.define(frame=frame, lane="lane", sequence="at_row")
+    case.define(frame=frame, lane="lane", sequence="at_row", partitions="input")
     case.add("a", "b")
     text = case.run()
     where = (f"operator={case.name}", "batch=0", "lane=column-")
@@ -185,8 +185,16 @@ def test_a_sequence_that_does_not_ascend(sequence: str, case: Case) -> None:
     assert case.state() == {}
 
 
+def test_a_sequence_that_repeats_within_a_key(case: Case) -> None:
+    frame = case.feed.stream(case.spark).withColumn("lane", sf.lit("x")).withColumn("at_row", sf.expr("n div 2"))
+    case.define(frame=frame, lane="lane", sequence="at_row")
+    case.add("a", "a", "a")
+    assert_said(case.run(), "GODWIT-NOT-REPLAYABLE", "has two rows with sequence", "Kafka's offset", "batch=0")
+    assert case.state() == {}
+
+
 def test_the_words_reach_the_user_through_other_sinks_and_batch_frames_too(case: Case) -> None:
-    case.define()
+    case.define(null_keys="error")
     case.add("a", None)
     writer = case.frame.writeStream.format("parquet").option("checkpointLocation", str(case.root / "spark"))
     query = writer.trigger(availableNow=True).start(str(case.root / "out"))
@@ -194,7 +202,7 @@ def test_the_words_reach_the_user_through_other_sinks_and_batch_frames_too(case:
         query.awaitTermination(120)
     assert_said(str(caught.value), "GODWIT-NULL-KEY", f"operator={case.name}")
     case.name += "-batch"
-    case.define(frame=case.feed.batch(case.spark))
+    case.define(frame=case.feed.batch(case.spark), null_keys="error")
     with pytest.raises(Exception, match="GODWIT-NULL-KEY") as caught_in_batch:
         case.frame.collect()
     assert_said(str(caught_in_batch.value), "GODWIT-NULL-KEY", f"operator={case.name}")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -203,16 +202,6 @@ def test_batch_frame_has_no_watermark_and_no_late_rows(engines: SideBySide, mode
     given = alarm.on_flock(engines.flock, feed.batch(engines.spark), engines.name())
     assert expected == [("a", "set", -1), ("a", "set", -1), ("b", "set", -1)]
     assert sorted(map(tuple, given.collect())) == expected
-
-
-def test_timer_that_is_due_on_a_batch_frame_is_refused(engines: SideBySide) -> None:
-    """Spark fires it when the frame ends; no host knows when that is."""
-    feed = engines.feed(MEASURED, [[("a", at(0), -1)]])
-    frame = case(processors.Alarm, "row", time="processingTime").on_flock(
-        engines.flock, feed.batch(engines.spark), engines.name()
-    )
-    with pytest.raises(PySparkException, match="timers do not fire on a batch DataFrame"):
-        frame.collect()
 
 
 def test_processing_time_has_no_watermark(engines: SideBySide) -> None:

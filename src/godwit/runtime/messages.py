@@ -98,6 +98,24 @@ class RowsApplied(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class FireTimers(Message):
+    """All rows of the lane are applied, at all hosts: timers of its keys fire. Sent only if lanes are made by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimersFired(Message):
+    """The answer to `FireTimers`, with the outputs as Arrow data.
+
+    `lsn`, `firings`: as in `LaneOpened`. `ask_also`: steps by which keys have left before their timers had fired here, each
+    with the host to which they have left.
+    """
+
+    lsn: int
+    firings: tuple[tuple[str, int], ...] = ()
+    ask_also: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FinishLane(Message):
     """The last message of a stream: the host is to make all work of the lane durable.
 

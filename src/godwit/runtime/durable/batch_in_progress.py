@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from godwit.model.fired_lanes import FiredLanes
 from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.model.watermark import Watermark
@@ -36,6 +37,9 @@ class BatchInProgress:
     # Keys of groups in `fired_elsewhere` that were apart from the group when its timers fired: theirs have not fired.
     unfired_keys: frozenset[int] = frozenset()
     unfired: Units = field(default_factory=Units)  # of a lost owner that had not fired, after this instance had
+    fired_lanes: FiredLanes = field(
+        default_factory=FiredLanes
+    )  # where lanes are made by key; the fields above are not used then
     # By step of a hand-over: outputs of timers fired by the previous owner. Counted when the step is served.
     pending_outputs: dict[str, list[tuple[str, Entry]]] = field(default_factory=dict)
 
@@ -70,6 +74,7 @@ class BatchInProgress:
             "unfired_keys": sorted(self.unfired_keys),
             "unfired": self.unfired.to_dict(),
             "firings": self.firings,
+            "fired_lanes": self.fired_lanes.to_dict(),
             "before": self.before,
             "joined": self.joined,
             "late_before": self.late_before,
@@ -91,6 +96,7 @@ class BatchInProgress:
         self.unfired_keys = frozenset(mark.get("unfired_keys", ()))
         self.unfired = Units.from_dict(mark["unfired"]) if "unfired" in mark else Units()
         self.firings = mark.get("firings", 0)
+        self.fired_lanes = FiredLanes.from_dict(mark.get("fired_lanes"))
         self.before, self.joined = mark.get("before"), mark.get("joined", False)
 
     def _restored_due(self, mark: Mapping[str, Any], spec: OperatorSpec) -> Times | None:

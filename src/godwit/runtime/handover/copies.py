@@ -187,7 +187,8 @@ class Copies:
             if self._unrelated(message.step, progress):
                 return False
             same = instance.progress.same_attempt(progress)
-            if instance.spec.time_mode == "none" or message.released or message.lost:
+            between_batches = instance.spec.time_mode != "none" and not instance.spec.timers_end_lanes
+            if not between_batches or message.released or message.lost:
                 return True
             if same and "unfired" in mark and Units.from_dict(mark["unfired"]):
                 return False  # timers of a lost host, which the origin fires when the next lane opens

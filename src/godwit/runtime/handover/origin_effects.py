@@ -33,6 +33,7 @@ from godwit.migration.origin import Phase, Protocol
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.chunk.ownership_columns import AWAY, selects
+from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.handover.connection import Queued, TargetConnection
 from godwit.runtime.handover.forwarding import Forwarder, Select
 from godwit.runtime.handover.outgoing import OutgoingHandover
@@ -223,7 +224,7 @@ class OriginEffects:
             if handover.step(step).shipped:  # else the target has to hear of a batch that begins anew until then
                 handover.stop_forwarding(step)
             handover.shared.ownership.release(handover.name(step), units, handover.request.target)
-            lsn = instance.write([instance.own_part()])
+            lsn = instance.write([*self._released_timers(step, units), instance.own_part()])
             self._shared.changed.notify_all()
         self._log.sync(lsn)
         handover.post(Released(step))
@@ -232,11 +233,24 @@ class OriginEffects:
     def _take_back(self, step: int) -> None:
         handover, instance = self.handover, self._shared.instance
         with self._shared.changed:
-            handover.shared.ownership.take_back(handover.name(step))
-            lsn = instance.write([instance.own_part()])
+            name, ownership, batch = handover.name(step), handover.shared.ownership, instance.batch
+            units = ownership.outgoing[name].units
+            ownership.take_back(name)
+            batch.fired_lanes = batch.fired_lanes.take_back(name, units, ownership.apart(units))
+            lsn = instance.write([instance.mark_part(), instance.own_part()])
             self._shared.changed.notify_all()
         self._log.sync(lsn)
         handover.close_step(step)
+
+    def _released_timers(self, step: int, units: Units) -> list[NewPart]:
+        """If timers fire at the end of lanes, remember which of these units have fired here: the target fires the others."""
+        instance, ownership = self._shared.instance, self._shared.ownership
+        if not instance.spec.timers_end_lanes:
+            return []
+        name, target, batch = self.handover.name(step), self.handover.request.target, instance.batch
+        apart, count = ownership.apart(units), len(ownership.groups)
+        batch.fired_lanes = batch.fired_lanes.release(name, target, units, apart, count)
+        return [instance.mark_part()]
 
     def _resume(self, step: int, units: Units) -> None:
         """Apply rows of the step here again. If the step only waits for the next batch, forwarding goes on."""

@@ -124,8 +124,12 @@ class TargetEffects:
             elif same_batch:  # the origin, which knows that the batch must not be committed, may leave before its end
                 instance.batch.spoiled = instance.batch.spoiled or mark.get("spoiled", "")
             instance.batches.merge_watermark(mark["watermark"], same_batch)
-            instance.timers.inherit(units, mark, same_batch, end.lost)
             apart = {key: (owner, epoch) for key, owner, epoch in end.apart}
+            if instance.spec.timers_end_lanes:
+                of_this_batch = mark if same_batch and not anew else None
+                instance.timers.inherit_lanes(handover.name(number), units, apart, of_this_batch)
+            else:
+                instance.timers.inherit(units, mark, same_batch, end.lost)
             handover.shared.ownership.prepare(
                 handover.name(number), Incoming(units, handover.origin, end.epochs, apart)
             )

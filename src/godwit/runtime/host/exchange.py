@@ -22,7 +22,17 @@ from godwit.runtime.host.gate import Gate
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.messages import Admit, ApplyRows, FinishLane, LaneFinished, LaneOpened, OpenLane, RowsApplied
+from godwit.runtime.messages import (
+    Admit,
+    ApplyRows,
+    FinishLane,
+    FireTimers,
+    LaneFinished,
+    LaneOpened,
+    OpenLane,
+    RowsApplied,
+    TimersFired,
+)
 from godwit.runtime.router.routing_table import read_routing
 from godwit.state.ledger import ROW, in_row_order, joined
 from godwit.transport import typed, wire
@@ -68,18 +78,21 @@ class LaneExchange:
                 received = reader.read_chunk()
             except StopIteration:
                 return
-            message = typed.unpack(received.app_metadata, ApplyRows, FinishLane)
+            message = typed.unpack(received.app_metadata, ApplyRows, FireTimers, FinishLane)
             if isinstance(message, FinishLane):
                 self._finish(shared, lane, message)
                 _write(writer, LaneFinished(self._newcomers(shared, message)))
                 return  # this ends the stream; the router waits for its end
+            if isinstance(message, FireTimers):
+                _write(writer, *self._fire(shared, lane))
+                continue
             assert isinstance(message, ApplyRows)
             self.answer(writer, *self._apply(gate, shared, lane.request, message, received.data))
 
     def _open(self, shared: SharedInstance, lane: OpenLane) -> Work:
         """A lane begins a batch here. If the operator has timers, it waits while units are between two owners."""
         instance, request = shared.instance, lane.request
-        timers = instance.spec.time_mode != "none"
+        timers = instance.spec.time_mode != "none" and not instance.spec.timers_end_lanes
 
         def ready() -> bool:
             fires = lane.carries and (instance.batch.has_unfired_timers or instance.timers.awaits_outputs)
@@ -102,6 +115,22 @@ class LaneExchange:
                     tell(BatchBegan())
         self._log.flush(work.lsn)
         return work
+
+    def _fire(self, shared: SharedInstance, lane: OpenLane) -> tuple[TimersFired, pa.RecordBatch | None]:
+        """Waits while units are between two owners: their next owner has to know which of their timers have fired."""
+        instance = shared.instance
+
+        def ready() -> bool:
+            between = instance.memory.between_owners or shared.inheriting or shared.paused
+            return not between or self._services.stopping()
+
+        with shared.changed:
+            shared.changed.wait_for(ready)
+            work = self._do(shared, lambda i: i.fire(lane.request, lane.lane))
+            ask_also = tuple(instance.batch.fired_lanes.left_unfired(int(lane.lane)))
+        self._log.flush(work.lsn)
+        outputs = joined(work.outputs) if work.outputs else None
+        return TimersFired(work.lsn, tuple(work.begun["firings"]), ask_also), outputs
 
     def _admission(self, lane: OpenLane) -> Callable[[BatchRef, int, bool], None]:
         def admit(request: BatchRef, last_batch: int, fresh: bool) -> None:

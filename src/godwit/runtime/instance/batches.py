@@ -40,10 +40,12 @@ class Batches:
         spec, batch = self._memory.spec, self._memory.batch
         # Timers from initial state wait for the rows of the first batch, as in Spark.
         is_first = batch.times.processing_ms == 0
-        batch.due = None if spec.time_mode == "none" or is_first else batch.times_at(now_ms, spec)
+        between = spec.time_mode != "none" and not spec.timers_end_lanes
+        batch.due = batch.times_at(now_ms, spec) if between and not is_first else None
         batch.fired = False
         batch.fired_elsewhere, batch.unfired_keys, batch.pending_outputs = [], frozenset(), {}
         batch.unfired, batch.firings = Units(), 0  # timers that have not fired are due in the new batch, too
+        batch.fired_lanes = batch.fired_lanes.next_batch()
         batch.before = None if batch.joined or batch.progress.batch < 0 else batch.progress.batch
         batch.joined = False
         batch.progress = batch.progress.advance(request.batch)
@@ -166,6 +168,7 @@ class Batches:
         batch.fired = progress.batch < 0
         batch.fired_elsewhere, batch.unfired_keys = [], frozenset()
         batch.pending_outputs, batch.unfired = {}, Units()
+        batch.fired_lanes = batch.fired_lanes.anew()
         batch.watermark = replace(batch.watermark, reported={})
         self._memory.counters.late = batch.late_before
         batch.spoiled = ""

@@ -80,6 +80,10 @@ class Instance:
         """The lane has sent all its rows, `sent` of them to this host."""
         return self._lanes.finish(request, lane, LaneEnd(row_count, event_max_ms, sent))
 
+    def fire(self, request: BatchRef, lane: str) -> Work:
+        """The lane has no more rows, and its timers fire; see `LaneRequests.fire`."""
+        return self._lanes.fire(request, lane)
+
     def begin_initial(self, run: str) -> None:
         """A job loads initial state: initial state of an earlier job is dropped."""
         self.batches.begin_initial(run)

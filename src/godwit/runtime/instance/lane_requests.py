@@ -103,6 +103,16 @@ class LaneRequests:
         if why or (request.batch == progress.batch and memory.applied):
             self._batches.revert(request)
 
+    # -- fire --------------------------------------------------------------------------------------------------------
+
+    def fire(self, request: BatchRef, lane: str) -> Work:
+        """The lane, made by key, has sent all its rows: its timers fire. Timers that have fired before are answered again."""
+        self._checks.check_current(request, lane)
+        work = self._timers.end_lane(lane, self._batches.undo())
+        work.outputs = self._memory.ledger.timer_outputs(lane)
+        work.begun["firings"] = self._memory.ledger.firings(lane)
+        return work
+
     # -- finish ------------------------------------------------------------------------------------------------------
 
     def finish(self, request: BatchRef, lane: str, end: LaneEnd) -> Work:

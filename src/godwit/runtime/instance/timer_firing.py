@@ -1,22 +1,25 @@
 """Timers of an instance: which of them are due in a batch, which of these fire here, and the firing itself.
 
-Timers fire between two batches, as in Spark: after all rows of the batch before. Each timer fires once, at one owner, though
-its key may move meanwhile.
+As in Spark, timers fire after all rows of a batch. If the lanes of a batch are made by key, timers fire when the lane of their
+key ends. Otherwise no lane knows that all rows of a key have come, and timers fire when the next batch begins. Each timer fires
+once, at one owner, though its key may move meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from godwit.errors import DefinitionError
+from godwit.model.fired_lanes import FiredLanes
 from godwit.model.ownership import Stand
 from godwit.model.progress import BatchRef
 from godwit.model.units import Units
 from godwit.runtime.chunk.ownership_columns import MINE, selects
 from godwit.runtime.durable.batch_in_progress import fired_of
+from godwit.runtime.durable.changelog_parts import mark_part
 from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
@@ -40,22 +43,67 @@ class TimerFiring:
             memory.state.expire_ttl(batch.times.processing_ms)
         timers = [] if batch.due is None else self._own(memory.state.due(self._due_ms(batch.due)))
         if batch.due is not None and timers:
-            request = BatchRef(batch.progress.query or "", batch.progress.run or "", batch.progress.batch)
-            run = IsolatingRun(memory, self._code, request, lane, batch.due)
-            run.timers(timers)
-            entry = Entry(_NO_ROWS, _NO_ROWS, run.outputs, firing=self._next_firing())
-            install_prepared = self._durable.prepare_entry(work, lane, entry)
+            install = self._prepare_firing(work, lane, timers, batch.due)
         else:
-            install_prepared = self._durable.prepare_state(work)
+            install = self._followed(work, self._durable.prepare_state(work))
         batch.fired, batch.unfired = True, self._between_owners(batch.unfired)
+        return install
+
+    def end_lane(self, lane: str, undo: Callable[[], None]) -> Work:
+        """The lane, made by key, has no more rows: fire the timers of its keys that are due in this batch."""
+        memory, batch, number = self._memory, self._memory.batch, int(lane)
+        if batch.fired_lanes.complete(number):
+            return Work(lsn=self._durable.lsn)
+        memory.state.now_ms = batch.times.processing_ms
+        timers = self._of_lane(memory.state.due(self._due_ms(batch.times)), number)
+        fired = batch.fired_lanes.fire(number)
+        if not timers:  # nothing to write down: a host that restarts finds no timers either
+            batch.fired_lanes = fired
+            return Work(lsn=self._durable.lsn)
+
+        def prepare(work: Work) -> InstallInMemory:
+            install = self._prepare_firing(work, lane, timers, batch.times)
+            batch.fired_lanes = fired
+            work.parts.append(mark_part(memory))
+            return install
+
+        return self._durable.change(prepare, undo)
+
+    def _prepare_firing(self, work: Work, lane: str, timers: DueTimers, times: Times) -> InstallInMemory:
+        memory, progress = self._memory, self._memory.progress
+        request = BatchRef(progress.query or "", progress.run or "", progress.batch)
+        run = IsolatingRun(memory, self._code, request, lane, times)
+        run.timers(timers)
+        entry = Entry(_NO_ROWS, _NO_ROWS, run.outputs, firing=self._next_firing())
+        install_entry = self._followed(work, self._durable.prepare_entry(work, lane, entry))
 
         def install() -> None:
-            install_prepared()
+            install_entry()
             memory.counters.timers_fired += len(timers)
-            for follower in memory.followers:
-                follower.changed(memory.progress.batch, work.changes)
 
         return install
+
+    def _followed(self, work: Work, install_prepared: InstallInMemory) -> InstallInMemory:
+        def install() -> None:
+            install_prepared()
+            for follower in self._memory.followers:
+                follower.changed(self._memory.progress.batch, work.changes)
+
+        return install
+
+    def _of_lane(self, timers: DueTimers, lane: int) -> DueTimers:
+        """The timers of keys of this lane that are owned here and have not fired in this batch, here or elsewhere."""
+        memory, columns = self._memory, self._memory.columns
+        if not timers:
+            return timers
+        hashes = memory.hashes_of([key for _, key in timers])
+        chosen: Any = hashes % memory.spec.partitions == lane
+        if columns is not None and not columns.whole:
+            chosen &= np.isin(memory.stands(hashes), (MINE, int(Stand.LENT)))
+        fired, count = memory.batch.fired_lanes, 1 if memory.ownership is None else len(memory.ownership.groups)
+        return [
+            timers[at] for at in np.flatnonzero(chosen).tolist() if not fired.has_fired(int(hashes[at]), lane, count)
+        ]
 
     def _next_firing(self) -> str:
         """A name for the next firing, unique in the batch over all hosts."""
@@ -112,6 +160,18 @@ class TimerFiring:
         if same_batch and batch.due is None and mark["due"] is not None:
             batch.due = Times(*mark["due"])
 
+    def inherit_lanes(self, step: str, units: Units, apart: Collection[int], mark: Mapping[str, Any] | None) -> None:
+        """Where timers fire at the end of lanes: take over what has fired for units that arrive.
+
+        `mark`: of their previous owner; None if that owner is in another batch, or begins this batch anew.
+        """
+        batch, ownership = self._memory.batch, self._memory.ownership
+        assert ownership is not None, "units arrive only where there is an ownership"
+        fired = FiredLanes.from_dict(None if mark is None else mark.get("fired_lanes"))
+        release = fired.released.get(step)
+        arrivals = fired.of(units, apart, len(ownership.groups)) if release is None else release.keys
+        batch.fired_lanes = batch.fired_lanes.arrived(arrivals)
+
     def _unfired_keys(self, units: Units, fired: Units, mark: Mapping[str, Any]) -> frozenset[int]:
         """Keys of groups that fired elsewhere whose own timers did not: when the groups fired, the keys were apart from them.
 
@@ -145,7 +205,7 @@ class TimerFiring:
     def check_none_due(self) -> None:
         """On a batch DataFrame timers never fire, because no batch follows; a timer that is due already is an error."""
         spec = self._memory.spec
-        upcoming_ms = self._memory.state.next_timer_ms() if spec.ephemeral else None
+        upcoming_ms = self._memory.state.next_timer_ms() if spec.ephemeral and not spec.timers_end_lanes else None
         due_ms = self._due_ms(self._memory.batch.times)
         if upcoming_ms is not None and upcoming_ms <= due_ms:
             raise DefinitionError(

@@ -52,6 +52,12 @@ class OperatorSpec:
     numbers: tuple[int, ...] = ()  # of the variables, in their order; empty if they are 0, 1, 2 and so on
     past: tuple[PastForm, ...] = ()
     outputs: int = 0  # counts the changes of the output schema
+    partitions: int = 0  # the input is partitioned by key into so many lanes; 0: a lane is a partition of the input
+
+    @property
+    def timers_end_lanes(self) -> bool:
+        """Whether timers fire at the end of their key's lane. Otherwise they fire between two batches."""
+        return self.partitions > 0 and self.time_mode != "none"
 
     @property
     def layout(self) -> Layout:
@@ -87,6 +93,7 @@ class OperatorSpec:
             "ephemeral": self.ephemeral,
             "merge": [list(pair) for pair in self.merge],
             "dead_letters": self.dead_letters,
+            "partitions": self.partitions,
         }
 
     @classmethod

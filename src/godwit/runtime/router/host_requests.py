@@ -1,4 +1,4 @@
-"""What a router asks of one host, and the host's answer: rows to apply, or the end of a lane.
+"""What a router asks of one host, and the host's answer: rows to apply, timers to fire, or the end of a lane.
 
 Hosts answer in the order of the requests, and a router may want the answers in another order; so each request keeps its
 answer. Knows nothing of streams, nor who owns which key.
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import InvariantBroken
-from godwit.runtime.messages import ApplyRows, FinishLane, LaneFinished, OwnerHint, RowsApplied
+from godwit.runtime.messages import ApplyRows, FinishLane, FireTimers, LaneFinished, OwnerHint, RowsApplied, TimersFired
 from godwit.runtime.processor.rows import Index
 from godwit.state.ledger import joined
 
@@ -71,6 +71,23 @@ class RowsRequest:
 
 
 @dataclass(slots=True, eq=False)
+class FireRequest:
+    """All rows of the lane are applied, and its timers are to fire."""
+
+    answered: bool = False
+    ask_also: Sequence[tuple[str, str]] = ()  # steps by which keys have left before their timers had fired, and whereto
+
+    def message(self, seen: int) -> FireTimers:
+        return FireTimers()
+
+    def answer(self, answer: TimersFired) -> None:
+        self.ask_also, self.answered = answer.ask_also, True
+
+    def give_up(self) -> None:
+        self.answered = True
+
+
+@dataclass(slots=True, eq=False)
 class FinishRequest:
     """The last request on a stream: the host is to make durable all that it has answered."""
 
@@ -88,7 +105,7 @@ class FinishRequest:
         self.answered = True
 
 
-HostRequest = RowsRequest | FinishRequest
+HostRequest = RowsRequest | FireRequest | FinishRequest
 
 
 def rows_of(batch: pa.RecordBatch) -> Index:

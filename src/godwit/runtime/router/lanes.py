@@ -2,7 +2,8 @@
 
 Usually the number is the row's position in its partition. After a shuffle rows come in any order, so they are sorted first: by
 event time where there is one, then by a hash of their content; rows of equal content are interchangeable. Where a source may
-cut a batch into other partitions, the user names lane and sequence columns.
+cut a batch into other partitions, the user names lane and sequence columns. If Spark has partitioned the input by key, the rows
+are sorted by key first.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import pyarrow as pa
 
 from godwit.errors import NotReplayable
 from godwit.runtime.processor.rows import Index
+from godwit.runtime.router.key_order import in_key_order
 from godwit.runtime.router.route import Route
 from godwit.state.ledger import COLUMN_LANE, joined
 
 CHUNK_ROWS_MAX = 1 << 17
-EXTRA = {"position": 0, "content": 1, "columns": 2}  # columns that Spark put between the check and the routing hash
+# How many columns Spark has put between the check and the routing hash: in lanes as the input has them, and in lanes by key.
+EXTRA = {"position": 0, "content": 1, "columns": 2}
+EXTRA_BY_KEY = {"position": 1, "content": 1, "columns": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,9 @@ def row_slices(
     """`block_rows`: every slice but the last has exactly so many rows, however Spark has cut its batches."""
     rows_only = (_without_ticks(batch) for batch in batches)
     filled = (batch for batch in rows_only if len(batch))
+    if route.partitions:
+        yield from _by_key(filled, route, lane)
+        return
     match route.numbering:
         case "position" if block_rows is not None:
             yield from _by_position(_blocks(filled, block_rows), lane)
@@ -57,6 +64,46 @@ def row_slices(
             last: dict[int, int] = {}
             for batch in _gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled:
                 yield from _by_columns(batch, last)
+
+
+def _by_key(batches: Iterable[pa.RecordBatch], route: Route, lane: str) -> Iterator[RowSlice]:
+    """Spark's exchange keeps the order of rows from one partition, so the number of that partition identifies a row."""
+    extra = EXTRA_BY_KEY[route.numbering]
+
+    def identity(batch: pa.RecordBatch) -> list[Index]:
+        columns = [_ints(batch, -1 - extra + at) for at in range(extra)]
+        return (
+            [_times(batch, route.event_time), *columns]
+            if route.numbering == "content" and route.event_time
+            else columns
+        )
+
+    def without_identity(batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = batch.schema.names
+        return batch.select([*names[: -1 - extra], names[-1]])
+
+    ordered = in_key_order(batches, identity)
+    if route.numbering == "columns":
+        ordered = (_without_repeats(batch, lane) for batch in ordered)
+    yield from _by_position(map(without_identity, ordered), lane)
+
+
+def _without_repeats(batch: pa.RecordBatch, lane: str) -> pa.RecordBatch:
+    """The batch, which is in key order. Two rows of a key with the same lane and sequence have no order that repeats."""
+    came_from, sequence, hashes = (_ints(batch, at) for at in (-3, -2, -1))
+    same = (np.diff(came_from) == 0) & (np.diff(sequence) == 0) & (np.diff(hashes) == 0)
+    if same.any():
+        raise NotReplayable(
+            f"a key has two rows with sequence {sequence[np.flatnonzero(same)[0]]} in the same lane",
+            todo="Name a column that strictly ascends in the order of the input, such as Kafka's offset",
+            lane=lane,
+        )
+    return batch
+
+
+def _times(batch: pa.RecordBatch, event_time: str) -> Index:
+    times: Index = batch.column(batch.schema.get_field_index(event_time)).cast(pa.int64()).fill_null(0).to_numpy()
+    return times
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
@@ -102,11 +149,7 @@ def _by_position(batches: Iterable[pa.RecordBatch], lane: str) -> Iterator[RowSl
 
 def _by_content(batch: pa.RecordBatch, event_time: str | None) -> pa.RecordBatch:
     content = _ints(batch, -2)
-    if event_time is None:
-        order = np.argsort(content, kind="stable")
-    else:
-        times = batch.column(batch.schema.get_field_index(event_time)).cast(pa.int64()).fill_null(0).to_numpy()
-        order = np.lexsort((content, times))
+    order = np.lexsort((content,) if event_time is None else (content, _times(batch, event_time)))
     names = batch.schema.names
     return batch.select([*names[:-2], names[-1]]).take(order)
 

@@ -18,9 +18,9 @@ from godwit.errors import HostUnavailable, StaleGeneration, StateUncertain
 from godwit.runtime.liveness.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
 from godwit.runtime.liveness.slot_offers import FOR_LEASE_S, SlotOffers, TaskSlot
 from godwit.runtime.liveness.wills import check_inherited
-from godwit.runtime.messages import FinishLane, LaneFinished, LaneOpened, OpenLane, RowsApplied
+from godwit.runtime.messages import FinishLane, LaneFinished, LaneOpened, OpenLane, RowsApplied, TimersFired
 from godwit.runtime.processor.rows import Index
-from godwit.runtime.router.host_requests import FinishRequest, HostRequest, RowsRequest
+from godwit.runtime.router.host_requests import FinishRequest, FireRequest, HostRequest, RowsRequest
 from godwit.runtime.router.route import Route, Task
 from godwit.runtime.router.stream import Stream
 from godwit.transport import line
@@ -33,7 +33,7 @@ MEET_S = 1.0  # for a connection; a busy host accepts connections at once
 AGAIN_S = 1.0  # after which a lost address is tried again: perhaps only the connection broke
 # Errors that end a stream but not the work on it. A host that is fenced, or ends itself, has a successor or soon gets one.
 LOST = (*GONE, StaleGeneration, StateUncertain)
-Answer = RowsApplied | LaneFinished
+Answer = RowsApplied | TimersFired | LaneFinished
 
 
 class Link:
@@ -119,7 +119,7 @@ class Link:
         self._opening = False
         if self._task.request.batch >= 0:
             self.opened, outputs = self._stream.read(LaneOpened)
-            self.timers = _by_firing(self.host, self.opened.firings, outputs)
+            self.timers |= _by_firing(self.host, self.opened.firings, outputs)
             self._answered[lease.generation] = self.opened.lsn
         self._hold_back()
         for request in self._unanswered:
@@ -242,6 +242,12 @@ class Link:
         if isinstance(request, RowsRequest):
             assert isinstance(answer, RowsApplied)
             self._take_answer(request, answer, data)
+        elif isinstance(request, FireRequest):
+            assert isinstance(answer, TimersFired)
+            assert self._lease is not None
+            self._answered[self._lease.generation] = answer.lsn
+            self.timers |= _by_firing(self.host, answer.firings, data)
+            request.answer(answer)
         else:
             assert isinstance(answer, LaneFinished)
             request.answer(answer)
@@ -262,12 +268,21 @@ class Link:
                 self.connect()
                 continue
             try:
-                if isinstance(self._unanswered[0], RowsRequest):
-                    return self._stream.read(RowsApplied)
-                return self._stream.read(LaneFinished)
+                match self._unanswered[0]:
+                    case RowsRequest():
+                        return self._stream.read(RowsApplied)
+                    case FireRequest():
+                        return self._stream.read(TimersFired)
+                    case FinishRequest():
+                        return self._stream.read(LaneFinished)
             except LOST as error:
                 self._lost(error)
         return None
+
+    def fire(self) -> FireRequest:
+        request = FireRequest()
+        self.send(request)
+        return request
 
     def finish(self, rows: int | None, event_max_ms: int | None, hosts: Sequence[str]) -> FinishRequest:
         answered = tuple(self._answered.items())
@@ -295,11 +310,12 @@ class Link:
 def _by_firing(
     host: str, firings: Sequence[tuple[str, int]], outputs: pa.RecordBatch | None
 ) -> dict[str, pa.RecordBatch]:
-    """An earlier version wrote firings without a name: those belong to this host."""
+    """Names without a host are of this host: of a batch DataFrame, whose keys do not move, or written by an earlier version."""
     by_name: dict[str, pa.RecordBatch] = {}
     begin = 0
     for at, (name, rows) in enumerate(firings):
         assert outputs is not None, "the host names firings and sends no outputs"
-        by_name[name or f"{host}//{at}"] = outputs.slice(begin, rows)
+        full_name = name or f"//{at}"
+        by_name[f"{host}{full_name}" if full_name.startswith("/") else full_name] = outputs.slice(begin, rows)
         begin += rows
     return by_name

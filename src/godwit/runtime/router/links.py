@@ -38,7 +38,7 @@ class Links:
         have moved there before the batch had begun anywhere.
         """
         self._open(hosts, self._task)
-        while self._route.timers:
+        while self._route.timers and not self._route.partitions:
             missed = any(link.missed for link in self._links.values())
             if missed:
                 self._open_again()
@@ -73,7 +73,9 @@ class Links:
     def _open(self, hosts: Iterable[str], task: Task) -> None:
         new = [Link(host, self._route, task, self._schema, self._left) for host in hosts if host not in self._links]
         self._links |= {link.host: link for link in new}
-        if self._route.timers:  # a batch does not begin while a host is away, so timers of all hosts fire together
+        if (
+            self._route.timers and not self._route.partitions
+        ):  # a batch does not begin while a host is away, so timers of all hosts fire together
             for link in new:
                 link.meet()
         _connect(new)
@@ -105,6 +107,32 @@ class Links:
         for link in self._links.values():
             fired |= link.timers
         return [fired[name] for name in sorted(fired)]
+
+    def fire_timers(self) -> None:
+        """The lane, made by key, has no more rows: all hosts fire the timers of its keys.
+
+        Keys may move meanwhile. A host from which keys have left before their timers had fired names the host that has got
+        them, and that host is asked again, once for each step: keys may go back and forth. If a host was away, all are asked
+        again: its heirs may have answered before.
+        """
+        followed: set[str] = set()
+        for link in self._links.values():
+            link.missed = False
+        hosts: Sequence[str] = list(dict.fromkeys((*self._links, *self._hosts_now())))
+        while hosts:
+            self.open(hosts)
+            requests = [self._links[host].fire() for host in hosts]
+            for host, request in zip(hosts, requests, strict=True):
+                self._links[host].receive(request)
+            if any(link.missed for link in self._links.values()):
+                for link in self._links.values():
+                    link.missed = False
+                joined = [host for host in self._hosts_now() if host not in self._links]
+                hosts = [*(host for host, link in self._links.items() if not link.retired), *joined]
+            else:
+                steps = {step: host for request in requests for step, host in request.ask_also if step not in followed}
+                followed |= steps.keys()
+                hosts = list(dict.fromkeys(steps.values()))
 
     def opened(self) -> list[LaneOpened]:
         """How the open hosts have begun the batch."""

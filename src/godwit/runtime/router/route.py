@@ -20,10 +20,11 @@ class Route:
 
     `routing`: the table from when the operator was defined; the routing file may have a newer one, and both may be old.
     `numbering`: how rows of a batch get their numbers: by position in the partition, by content (after a shuffle, which has
-    no order of its own), or by lane and sequence columns. `timers`: whether the operator has timers; they fire at the
-    beginning of a batch. `merge`: how several rows of a hot key become one row. `checked`: whether Spark has put 32 bits of
-    each row's content behind the user's columns. `controller`: the driver's address, for tasks that wait for a host.
-    `definition`: the definition of the operator; hosts refuse a router of an earlier one.
+    no order of its own), or by lane and sequence columns. `partitions`: into so many lanes Spark has partitioned the input by
+    key; 0: a lane is a partition of the input. `timers`: whether the operator has timers. They fire at the end of lanes that
+    are made by key, otherwise at the beginning of a batch. `merge`: how several rows of a hot key become one row. `checked`:
+    whether Spark has put 32 bits of each row's content behind the user's columns. `controller`: the driver's address, for
+    tasks that wait for a host. `definition`: the definition of the operator; hosts refuse a router of an earlier one.
     """
 
     operator: str
@@ -39,6 +40,7 @@ class Route:
     wait_s: float = 60.0
     incarnation: str = ""
     timers: bool = False
+    partitions: int = 0
     merge: Merge = ()
     checked: bool = False
     controller: str = ""

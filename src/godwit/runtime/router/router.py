@@ -25,7 +25,8 @@ from godwit.runtime.processor.merging import BLOCK_ROWS, Merging, checked_merge
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.processor.spec import merge_of
 from godwit.runtime.router.host_requests import RowsRequest
-from godwit.runtime.router.lanes import RowSlice, row_slices
+from godwit.runtime.router.key_order import end_of_key
+from godwit.runtime.router.lanes import CHUNK_ROWS_MAX, RowSlice, row_slices
 from godwit.runtime.router.links import Links
 from godwit.runtime.router.pace import Pace
 from godwit.runtime.router.rounds import Rounds
@@ -62,13 +63,18 @@ class Router:
             # Hosts that get no rows are opened too: the batch and its event time concern all hosts.
             self._links.begin(self._table.hosts)
             self._links.check_committed()
-            yield from _ordered(self._links.timers())
+            by_key = bool(self._route.partitions)
+            if not by_key:
+                yield from _ordered(self._links.timers())
             merging = merging_of(self._route, schema, self._links.opened())
             slices = row_slices(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)
             for row_slice in self._cut(self._read(slices, merging, wire_schema)):
                 self._send(row_slice, wire_schema)
                 yield from self._collect(0 if len(row_slice.rows) <= SMALL_ROWS_MAX else IN_FLIGHT_MAX - 1)
             yield from self._collect(0)
+            if by_key and self._route.timers and self._task.carries:
+                self._links.fire_timers()
+                yield from _ordered(self._links.timers())
             self._finish()
         except GodwitError as error:
             request = self._task.request
@@ -88,10 +94,18 @@ class Router:
         for whole in slices:
             begin, count = 0, len(whole.rows)
             while begin < count:
-                end = count if self._route.gather else begin + (self._pace.rows_max() or count)
+                end = self._end(whole, begin)
                 # The pace may change between two parts, also to more rows than are left; no row is sent twice.
                 yield whole if begin == 0 and end >= count else whole.part(begin, end)
                 begin = end
+
+    def _end(self, whole: RowSlice, begin: int) -> int:
+        """Where the next part of a slice ends. If a processor is to see all rows of a key in one call, keys are not cut."""
+        route, count = self._route, len(whole.rows)
+        if route.gather and not route.partitions:
+            return count
+        end = begin + (self._pace.rows_max() or CHUNK_ROWS_MAX)
+        return end_of_key(whole.hashes, end) if route.partitions else end
 
     def _send(self, row_slice: RowSlice, schema: pa.Schema) -> None:
         by_host = self._split(_numbered(row_slice, schema), row_slice.hashes)

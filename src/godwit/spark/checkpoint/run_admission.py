@@ -44,6 +44,7 @@ class RunAdmission:
         self.sources: dict[str, frozenset[int]] = {}  # by operator: the columns of its sources
         self.initial_runs: dict[str, str] = {}  # by operator: the job that loads its initial state
         self.merges: dict[str, bool] = {}  # by operator: whether its processor declares a merge
+        self.exchanges: dict[str, bool] = {}  # by operator: whether its input is partitioned by key
 
     def admit(self, request: Admit) -> None:
         operator, query, run, batch = request.operator, request.query, request.run, request.batch
@@ -77,7 +78,16 @@ class RunAdmission:
         refused = _REFUSED.get(execution.getClass().getSimpleName())
         if refused is not None:
             raise UnsupportedQuery(refused[0], todo=refused[1], operator=operator)
-        if self.merges.get(operator) and execution.trigger().getClass().getSimpleName() == _REAL_TIME:
+        if execution.trigger().getClass().getSimpleName() != _REAL_TIME:
+            return
+        if self.exchanges.get(operator):
+            raise UnsupportedQuery(
+                "the input is partitioned by key, which collects all rows of a batch, and the real-time trigger does not let "
+                "rows wait",
+                todo='Define the operator with partitions="input", or use a processingTime or availableNow trigger',
+                operator=operator,
+            )
+        if self.merges.get(operator):
             raise UnsupportedQuery(
                 "the processor declares a merge, which collects rows, and the real-time trigger does not let rows wait",
                 todo="Use a processingTime or availableNow trigger, or declare no merge",

@@ -30,6 +30,9 @@ class OperatorOptions(TypedDict, total=False):
     value_bytes_max: the size limit of a single state value (64 MiB).
     dead_letters: whether rows and timers on which the processor fails are set aside, and the query goes on without them
     (False); `flock.dead_letters(name)` shows them.
+    partitions: the input is partitioned by key into so many partitions, as Spark does for its own operator; by default
+    `spark.sql.shuffle.partitions` where it is set, otherwise the task slots that the hosts leave free. The number is fixed
+    with the checkpoint. "input": no exchange, rows come in the partitions of the input (the default of `process`).
     lane, sequence: columns that identify a row, for sources that may divide a batch into other partitions when Spark reads
     the batch again, e.g. lane=["topic", "partition"], sequence="offset".
     """
@@ -39,6 +42,7 @@ class OperatorOptions(TypedDict, total=False):
     timeout_s: float
     value_bytes_max: int
     dead_letters: bool
+    partitions: int | Literal["input"]
     lane: str | Sequence[str]
     sequence: str
 
@@ -73,11 +77,30 @@ class Definition:
     added_keys: tuple[str, ...] = ()
 
     @property
+    def by_key(self) -> bool:
+        """Whether Spark partitions the input by key before the operator, as it does for its own operator."""
+        return self.given.get("partitions", "input" if self.flavour == "native" else None) != "input"
+
+    @property
     def options(self) -> OperatorOptions:
         options: OperatorOptions = {**DEFAULTS, **self.given}
         if self.flavour == "native" and "null_keys" not in self.given:
             options["null_keys"] = "error"
         return options
+
+
+def _check_partitions(definition: Definition) -> None:
+    partitions: Any = definition.given.get("partitions", "input")
+    if partitions != "input" and (not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1):
+        raise DefinitionError(
+            f"partitions={partitions!r} is not allowed",
+            todo='Give a number from 1 up, or "input" to take rows in the partitions of the input',
+        )
+    if definition.options["watermark_policy"] == "min" and definition.by_key:
+        raise DefinitionError(
+            "watermark_policy='min' follows the slowest partition of the input, and the input is partitioned anew by key",
+            todo='Pass partitions="input" too, or leave watermark_policy out',
+        )
 
 
 def checked_name(name: Any) -> str:
@@ -115,6 +138,7 @@ def check_choices(definition: Definition) -> None:
                 f"{option}={value!r} is not supported", todo=f"Use one of {', '.join(map(str, allowed))}"
             )
     _check_limits(definition)
+    _check_partitions(definition)
     if ("lane" in options) != ("sequence" in options):
         raise DefinitionError("only one of lane= and sequence= was given", todo="Give both, or neither")
 

@@ -12,23 +12,25 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructField, StructType
 
 from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
-from godwit.runtime.router.lanes import EXTRA
+from godwit.runtime.router.lanes import EXTRA, EXTRA_BY_KEY
 from godwit.runtime.router.route import Numbering, Route, Task
 from godwit.runtime.router.router import Router
+from godwit.spark.define.arguments import slots_of
 from godwit.spark.define.operator_definition import Definition
 from godwit.spark.pyspark_api.schemas import session_zone
 from godwit.spark.task_errors import plain_errors
 from godwit.transport.wire import CHECK, HASH
 
 CONTENT, LANE, SEQUENCE = "__godwit_content", "__godwit_lane", "__godwit_sequence"
-PARTITION = "__godwit_partition"
+PARTITION, CAME_FROM = "__godwit_partition", "__godwit_came_from"
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _NO_HASH = ("map<", "variant", "geometry", "geography")  # types that Spark SQL does not hash
 
 # Nodes of a logical plan that give the same rows in the same order when Spark computes a batch again.
@@ -57,7 +59,7 @@ def _shuffles(node: Any) -> bool:
     return any(_shuffles(children.apply(at)) for at in range(children.size()))
 
 
-def with_identity(definition: Definition, numbered_by: Numbering) -> DataFrame:
+def with_identity(definition: Definition, numbered_by: Numbering, by_key: bool) -> DataFrame:
     """The input and, behind its columns, those of the router: the check, the numbering, then the routing hash."""
     frame = definition.frame
     if numbered_by != "content":
@@ -71,6 +73,8 @@ def with_identity(definition: Definition, numbered_by: Numbering) -> DataFrame:
             names = [lane] if isinstance(lane, str) else list(lane)
             frame = frame.withColumn(LANE, sf.xxhash64(*(sf.col(f"`{name}`") for name in names)))
             frame = frame.withColumn(SEQUENCE, sf.col(f"`{definition.given['sequence']}`").cast("long"))
+        case "position" if by_key:
+            frame = frame.withColumn(CAME_FROM, sf.spark_partition_id())
         case "position":
             pass
     return hashed(frame, definition.keys)
@@ -101,24 +105,45 @@ def _normalised(frame: DataFrame, key: str) -> Any:
     return column + sf.lit(0.0).cast(kind) if isinstance(kind, (FloatType, DoubleType)) else column
 
 
-def partitioned(frame: DataFrame) -> DataFrame:
-    """The input with the number of each row's partition as its last column.
+def partitioned(frame: DataFrame, partitions: int) -> DataFrame:
+    """The input with the number of each row's lane as its last column: its partition, or one that follows from its key.
 
     The number of the task would not do: after a union or a coalesce, a task may have another number than its partition, or
     several partitions.
     """
-    return frame.withColumn(PARTITION, sf.spark_partition_id())
+    lane = sf.pmod(sf.col(HASH), sf.lit(partitions)).cast("int") if partitions else sf.spark_partition_id()
+    return frame.withColumn(PARTITION, lane)
 
 
-def with_ticks(frame: DataFrame, ticks: DataFrame) -> DataFrame:
-    """The ticks, then the input: the outputs of timers come before the outputs of the rows of the batch."""
-    columns = [sf.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+def with_ticks(frame: DataFrame, ticks: DataFrame, partitions: int) -> DataFrame:
+    """The ticks, then the input: where timers fire between two batches, their outputs come before the outputs of rows.
+
+    If lanes are made by key, every lane gets a tick, because any of them may have timers that are due.
+    """
+    values = {PARTITION: sf.col("tick")} if partitions else {}
+    columns = [
+        values.get(field.name, sf.lit(None)).cast(field.dataType).alias(field.name) for field in frame.schema.fields
+    ]
     return ticks.select(*columns).unionByName(frame)
+
+
+def exchanged(frame: DataFrame, partitions: int) -> DataFrame:
+    """The input, partitioned by lane. The rows that come from one partition stay in order."""
+    return frame.repartitionById(partitions, sf.col(PARTITION)) if partitions else frame
+
+
+def default_partitions(spark: SparkSession, hosts: int) -> int:
+    """Into how many partitions the input is partitioned by key, unless the user or the checkpoint says otherwise."""
+    session: Any = spark._jsparkSession
+    if session.sessionState().conf().contains(SHUFFLE_PARTITIONS):
+        return int(spark.conf.get(SHUFFLE_PARTITIONS) or 0)
+    return max(1, slots_of(spark) - hosts)
 
 
 def routed(frame: DataFrame, route: Route, incarnation: str) -> DataFrame:
     """The output of the operator: every task runs a router."""
-    user = len(frame.columns) - 2 - EXTRA[route.numbering] - int(route.checked)
+    extra = (EXTRA_BY_KEY if route.partitions else EXTRA)[route.numbering]
+    user = len(frame.columns) - 2 - extra - int(route.checked)
     schema = to_arrow_schema(StructType(frame.schema.fields[:user]), timezone=session_zone(frame))
     output = from_arrow_schema(route.output_schema, prefer_timestamp_ntz=True)
     return frame.mapInArrow(_router_body(route, schema, incarnation), output)

@@ -30,6 +30,8 @@ from godwit.spark.define.initial_state import INITIAL_BATCH, by_owner, initial_r
 from godwit.spark.define.operator_definition import Definition, checked_name
 from godwit.spark.define.operator_frame import (
     current_task,
+    default_partitions,
+    exchanged,
     hashed,
     numbering,
     partitioned,
@@ -42,6 +44,9 @@ from godwit.spark.define.redefinition import check_unused, on_state_of
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.pyspark_api.schemas import input_schema
 from godwit.spark.task_errors import instead_of_sparks, plain_errors
+
+# The rows of initial state have no event time and no lane of their own.
+INITIAL: dict[str, Any] = {"numbering": "position", "event_time": None, "merge": (), "checked": False, "partitions": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class OperatorRegistry:
 
     def define(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
         check_unused(checked_name(definition.name), self._admission)
-        operator = replace(build(definition), definition=uuid4().hex)
+        operator = replace(self._partitioned(definition, build(definition)), definition=uuid4().hex)
         start = None if initial is None else hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
         if start is not None and operator.spec.ephemeral:
             operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
@@ -91,6 +96,7 @@ class OperatorRegistry:
         reshaped = recorded is not None and not operator.spec.same_forms(recorded[0])
         self._admission.sources[definition.name] = stream_columns(definition.frame, without=timer_source.FORMAT)
         self._admission.merges[definition.name] = bool(operator.spec.merge)
+        self._admission.exchanges[definition.name] = definition.by_key
         with self._members.changing, self.at_rest(definition.name) if reshaped else nullcontext():
             ephemeral = operator.spec.ephemeral
             routing = self._fixed_routing() if ephemeral else self._tables.define(definition.name)
@@ -99,6 +105,15 @@ class OperatorRegistry:
         if start is not None and not operator.spec.ephemeral and not self._directory.initialised(definition.name):
             self._initialise(operator, start, route)
         return self._frame(definition, operator, route)
+
+    def _partitioned(self, definition: Definition, operator: Operator) -> Operator:
+        """The operator with its number of partitions by key, which the checkpoint fixes if it has one already."""
+        if not definition.by_key:
+            return operator
+        recorded = self._directory.operator(operator.spec.name)
+        partitions = definition.given.get("partitions") or (0 if recorded is None else recorded[0].partitions)
+        partitions = partitions or default_partitions(self._spark, len(self._directory.roster()))
+        return replace(operator, spec=replace(operator.spec, partitions=int(partitions)))
 
     def _fixed_routing(self) -> Routing:
         """The table of an operator over a batch DataFrame: its state lives for one evaluation and is never moved."""
@@ -139,6 +154,7 @@ class OperatorRegistry:
             wait_s=self._access.wait_s,
             incarnation=self._access.incarnation,
             timers=spec.time_mode != "none",
+            partitions=spec.partitions,
             merge=spec.merge,
             checked=True,
             controller=self._controller.address,
@@ -146,12 +162,14 @@ class OperatorRegistry:
         )
 
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
-        rows = partitioned(with_identity(definition, route.numbering))
+        partitions = route.partitions
+        rows = partitioned(with_identity(definition, route.numbering, definition.by_key), partitions)
         if definition.frame.isStreaming and operator.spec.time_mode != "none":
             ticks = timer_source.ticks(self._spark, route)
             self._admission.sources[definition.name] |= stream_columns(ticks)
-            rows = with_ticks(rows, ticks)
-        return with_output_watermark(definition, routed(rows, route, self._access.incarnation))
+            rows = with_ticks(rows, ticks, partitions)
+        output = routed(exchanged(rows, partitions), route, self._access.incarnation)
+        return with_output_watermark(definition, output)
 
     def _initialise(self, operator: Operator, frame: DataFrame, route: Route) -> None:
         """Send the initial rows to the hosts now, by a Spark job of their own, before any batch of the stream."""
@@ -165,9 +183,8 @@ class OperatorRegistry:
         def body(batches: Iterator[Any]) -> Iterator[Any]:
             now = current_task(incarnation)
             task = Task(batch, f"initial-{now.lane}", attempt=now.attempt)
-            plain = replace(route, numbering="position", event_time=None, merge=(), checked=False)
             with plain_errors(route.controller, route.token):
-                yield from Router(plain, task).run(batches, schema)
+                yield from Router(replace(route, **INITIAL), task).run(batches, schema)
 
         instead_of_sparks(self._controller.last_task_error, frame.mapInArrow(body, "none int").count)
         self._directory.write_operator(operator.spec, None, initialised=True)

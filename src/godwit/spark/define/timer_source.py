@@ -33,11 +33,12 @@ def register(spark: SparkSession) -> None:
 def ticks(spark: SparkSession, route: Route) -> DataFrame:
     """The ticks of the route's operator: a row whenever a timer of the operator is due."""
     options = {"operator": route.operator, "checkpoint": route.checkpoint, "token": route.token}
+    options["rows"] = str(route.partitions or 1)
     return spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **options).load()
 
 
 class TimerSource(DataSource):
-    """Options: operator, checkpoint, token, and hosts: those of the definition, comma separated, used if there is no roster."""
+    """Options: operator, checkpoint, token, rows (the number of ticks), and hosts, which are asked if there is no roster."""
 
     @classmethod
     def name(cls) -> str:
@@ -56,6 +57,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checkpoint = options["checkpoint"]
         self._defined_with = tuple(options["hosts"].split(","))
         self._token = options["token"]
+        self._rows = int(options["rows"])
         self._clients: dict[str, Client] = {}
         self._until_ms: int | None = None
 
@@ -87,10 +89,11 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [InputPartition(end["tick"])]
+        return [InputPartition(self._rows)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        yield (partition.value,)
+        """Where the input is partitioned by key, a row for each partition."""
+        yield from ((at,) for at in range(partition.value))
 
     def stop(self) -> None:
         for client in self._clients.values():

@@ -1,0 +1,144 @@
+"""Which timers have fired in the batch in progress, where the lanes of a batch are made by key.
+
+Then a lane has all rows of its keys, and a host fires the timers of the lane's keys when the lane has ended. A key may move to
+another host at any time, before or after its timers have fired. So a host remembers, for the keys that have arrived in this
+batch, which lanes had fired at their previous owner. The last arrival of a key counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from godwit.model.units import Units
+
+Lanes = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Keys that have come from another host: these units without some keys, and the lanes that have fired for them."""
+
+    units: Units
+    without: frozenset[int] = frozenset()  # keys of these groups that did not come with their group
+    lanes: Lanes = frozenset()
+
+    def has(self, key: int, group_count: int) -> bool:
+        return key in self.units.keys or (key % group_count in self.units.groups and key not in self.without)
+
+    def within(self, other: Arrival, group_count: int) -> Arrival:
+        """The keys that are in both, with the lanes of this one."""
+        keys = {key for key in self.units.keys if other.has(key, group_count)}
+        keys |= {key for key in other.units.keys if self.has(key, group_count)}
+        units = Units(self.units.groups & other.units.groups, frozenset(keys))
+        return Arrival(units, self.without | other.without, self.lanes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"units": self.units.to_dict(), "without": sorted(self.without), "lanes": sorted(self.lanes)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Arrival:
+        return cls(Units.from_dict(data["units"]), frozenset(data["without"]), frozenset(data["lanes"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Keys that have left for another host, and the lanes that had fired for them. `before`: they left in the batch before."""
+
+    target: str
+    keys: tuple[Arrival, ...]
+    before: bool = False
+
+    def lacks(self, lane: int) -> bool:
+        """Whether the target has to fire timers of the lane: some of the keys left before the lane had fired here."""
+        return any(lane not in part.lanes for part in self.keys)
+
+    def unfired(self) -> Release:
+        return replace(self, keys=tuple(replace(part, lanes=frozenset()) for part in self.keys))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"target": self.target, "keys": [part.to_dict() for part in self.keys], "before": self.before}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Release:
+        return cls(data["target"], tuple(map(Arrival.from_dict, data["keys"])), data["before"])
+
+
+@dataclass(frozen=True, slots=True)
+class FiredLanes:
+    """`here`: for keys that were here when the batch began. `arrivals`: for keys that have come since, oldest first.
+
+    `released`: for keys that have left, by step of the hand-over.
+    """
+
+    here: Lanes = frozenset()
+    arrivals: tuple[Arrival, ...] = ()
+    released: Mapping[str, Release] = field(default_factory=dict)
+
+    def next_batch(self) -> FiredLanes:
+        """Nothing has fired yet. A target may have been in the new batch already when keys left for it in the batch before."""
+        recent = {step: release for step, release in self.released.items() if not release.before}
+        return FiredLanes(released={step: replace(release.unfired(), before=True) for step, release in recent.items()})
+
+    def anew(self) -> FiredLanes:
+        """The batch begins anew: nothing has fired yet."""
+        return FiredLanes(released={step: release.unfired() for step, release in self.released.items()})
+
+    def has_fired(self, key: int, lane: int, group_count: int) -> bool:
+        """Whether the timers of the key, which belongs to this lane, have fired in this batch, here or elsewhere."""
+        for arrival in reversed(self.arrivals):
+            if arrival.has(key, group_count):
+                return lane in arrival.lanes
+        return lane in self.here
+
+    def fire(self, lane: int) -> FiredLanes:
+        """The timers of all keys of the lane that are here have fired."""
+        arrivals = tuple(replace(arrival, lanes=arrival.lanes | {lane}) for arrival in self.arrivals)
+        return replace(self, here=self.here | {lane}, arrivals=arrivals)
+
+    def of(self, units: Units, without: Collection[int], group_count: int) -> tuple[Arrival, ...]:
+        """What the next owner of these units has to know."""
+        all_of_them = Arrival(units, frozenset(without), self.here)
+        parts = [arrival.within(all_of_them, group_count) for arrival in self.arrivals]
+        return (all_of_them, *(part for part in parts if part.units))
+
+    def arrived(self, arrivals: Iterable[Arrival]) -> FiredLanes:
+        return replace(self, arrivals=(*self.arrivals, *arrivals))
+
+    def release(self, step: str, target: str, units: Units, without: Collection[int], group_count: int) -> FiredLanes:
+        return replace(self, released={**self.released, step: Release(target, self.of(units, without, group_count))})
+
+    def take_back(self, step: str, units: Units, without: Collection[int]) -> FiredLanes:
+        """Keys of a released step belong to this host again, because the target was lost before it owned them."""
+        released = dict(self.released)
+        release = released.pop(step, None)
+        unknown = Arrival(
+            units, frozenset(without)
+        )  # released in an earlier batch: nothing has fired for it in this one
+        return replace(self, released=released).arrived((unknown,) if release is None else release.keys)
+
+    def left_unfired(self, lane: int) -> list[tuple[str, str]]:
+        """Steps by which keys have left before the lane had fired here, and their targets: the timers fire there."""
+        return [(step, release.target) for step, release in self.released.items() if release.lacks(lane)]
+
+    def complete(self, lane: int) -> bool:
+        """Whether the lane has fired for all keys that are here."""
+        return lane in self.here and all(lane in arrival.lanes for arrival in self.arrivals)
+
+    # -- as a document -----------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "here": sorted(self.here),
+            "arrivals": [arrival.to_dict() for arrival in self.arrivals],
+            "released": {step: release.to_dict() for step, release in self.released.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any] | None) -> FiredLanes:
+        """None: from a mark of an earlier version."""
+        if not data:
+            return cls()
+        released = {step: Release.from_dict(release) for step, release in data["released"].items()}
+        return cls(frozenset(data["here"]), tuple(map(Arrival.from_dict, data["arrivals"])), released)
