@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,14 +12,17 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import HostUnavailable, StaleGeneration
+from godwit.model.ownership import Ownership, Stand
 from godwit.runtime.liveness.leases import write_owner
-from godwit.runtime.messages import Stop
+from godwit.runtime.messages import ReportOwnership, Stop
 from godwit.runtime.reading.state_reader import StateReader
 from godwit.transport import typed
-from tests.integration.nest import Nest, route_hash, rows
+from tests.integration.nest import OPERATOR, Nest, route_hash, rows
 from tests.integration.test_migration import ended, groups_of, migrate
+from tests.spark.flocks import wait_until
 
 KEYS = 300
+LONGER = ("live-unordered", "pause", "push")
 
 
 @pytest.fixture
@@ -89,3 +93,46 @@ def test_after_the_flock_was_closed_nobody_is_waited_for(nest: Nest) -> None:
     write_owner(str(nest.checkpoint), nest.incarnation, closed=True)
     with pytest.raises(StaleGeneration, match="closed"):
         list(reader_of(nest).read(0))
+
+
+def ownership_of(nest: Nest, host: str) -> Ownership:
+    client = nest.client(host)
+    try:
+        reported = typed.ask(client, ReportOwnership(OPERATOR)).ownership
+    finally:
+        client.close()
+    assert reported is not None
+    return Ownership.from_dict(host, reported)
+
+
+@pytest.mark.parametrize("protocol", ["fetch", "live", *(pytest.param(name, marks=pytest.mark.long) for name in LONGER)])
+def test_every_key_is_shown_once_while_keys_and_groups_move_to_and_fro(nest: Nest, protocol: str) -> None:
+    """A key leaves its group, the group follows, both come back: whenever state is read, each key is in it once."""
+    done = threading.Event()
+    seen: list[Counter[int]] = []
+
+    def read_all_the_time() -> None:
+        while not done.is_set():
+            reader = reader_of(nest)
+            seen.append(counted(reader.read(0)) + counted(reader.read(1)))
+
+    reading = threading.Thread(target=read_all_the_time)
+    reading.start()
+    try:
+        for number in range(6):
+            origin, target = ("host-0", "host-1") if number % 2 == 0 else ("host-1", "host-0")
+            own = ownership_of(nest, origin)
+            key = next(h for h in map(route_hash, range(KEYS)) if own.of(h).stand is Stand.MINE)
+            alone = {"groups": [], "keys": [key]}
+            migrate(nest, origin, target, protocol, [alone], f"key-{number}")
+            ended(nest, origin, f"key-{number}")
+            rest = [{"groups": [group], "keys": []} for group in sorted(ownership_of(nest, origin).mine().groups)]
+            migrate(nest, origin, target, protocol, rest[: 4 if protocol == "fetch" else 16], f"groups-{number}")
+            ended(nest, origin, f"groups-{number}")
+        before = len(seen)
+        wait_until(lambda: len(seen) > before or not reading.is_alive(), what="one more is read")
+    finally:
+        done.set()
+        reading.join()
+    assert len(seen) > 3
+    assert [dict(counts - Counter(once()) + (Counter(once()) - counts)) for counts in seen if counts != once()] == []
