@@ -105,7 +105,9 @@ def ownership_of(nest: Nest, host: str) -> Ownership:
     return Ownership.from_dict(host, reported)
 
 
-@pytest.mark.parametrize("protocol", ["fetch", "live", *(pytest.param(name, marks=pytest.mark.long) for name in LONGER)])
+@pytest.mark.parametrize(
+    "protocol", ["fetch", "live", *(pytest.param(name, marks=pytest.mark.long) for name in LONGER)]
+)
 def test_every_key_is_shown_once_while_keys_and_groups_move_to_and_fro(nest: Nest, protocol: str) -> None:
     """A key leaves its group, the group follows, both come back: whenever state is read, each key is in it once."""
     done = threading.Event()

@@ -1,4 +1,4 @@
-"""What Spark itself shows of a flock: jobs of hosts that explain themselves, and operators by name in plans."""
+"""What Spark itself shows of a flock: jobs of hosts that explain themselves, operators by name in plans and in progress."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import godwit
-from tests.spark.flocks import OPERATOR, Count, KeyCount
+from tests.spark.flocks import OPERATOR, Count, KeyCount, drain, start
 
 
 def test_jobs_of_hosts_explain_themselves_and_plans_name_operators(spark: SparkSession, tmp_path: Path) -> None:
@@ -27,3 +27,22 @@ def test_jobs_of_hosts_explain_themselves_and_plans_name_operators(spark: SparkS
         with contextlib.redirect_stdout(printed):
             counts.explain()
         assert "MapInArrow godwit:count(" in printed.getvalue()
+
+
+def test_progress_has_the_rows_of_an_operator_once_however_often_a_batch_is_evaluated(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def evaluate_twice(frame: DataFrame, batch: int) -> None:
+        frame.collect()
+        frame.count()
+
+    with godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "one") as one:
+        with godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "two") as two:
+            work = KeyCount(250, per_batch=100)
+            counts = one.process(work.stream(spark), "key", Count(), name="shown")
+            others = two.process(counts.drop("count"), "key", Count(), name="shown")
+            query = start(others, evaluate_twice, tmp_path / "spark")
+            drain(query)
+            names = ("godwit:shown", f"godwit:shown in {tmp_path}/two")
+            seen = [[each["observedMetrics"][name]["output_rows"] for name in names] for each in query.recentProgress]
+            assert [rows for rows in seen if rows != [0, 0]] == [[100, 100], [100, 100], [50, 50]]

@@ -24,6 +24,7 @@ from godwit.runtime.router.route import Numbering, Route, Task
 from godwit.runtime.router.router import Router
 from godwit.spark.define.arguments import slots_of
 from godwit.spark.define.operator_definition import Definition
+from godwit.spark.define.progress_metrics import observed
 from godwit.spark.pyspark_api.schemas import session_zone
 from godwit.spark.task_errors import plain_errors
 from godwit.transport.wire import CHECK, HASH
@@ -146,7 +147,7 @@ def routed(frame: DataFrame, route: Route, incarnation: str) -> DataFrame:
     user = len(frame.columns) - 2 - extra - int(route.checked)
     schema = to_arrow_schema(StructType(frame.schema.fields[:user]), timezone=session_zone(frame))
     output = from_arrow_schema(route.output_schema, prefer_timestamp_ntz=True)
-    return frame.mapInArrow(_router_body(route, schema, incarnation), output)
+    return observed(frame.mapInArrow(_router_body(route, schema, incarnation), output), route)
 
 
 def _router_body(
