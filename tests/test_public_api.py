@@ -72,7 +72,7 @@ AUTOSCALE = [
 MOVE_OPTIONS = set(
     "check gap_ms on_conflict order progress protocol rate_bytes_per_s restart side_by_side source step_units wait".split()
 )
-OPTIONS = {"dead_letters", "null_keys", "watermark_policy", "timeout_s", "value_bytes_max", "lane", "sequence"}
+OPTIONS = set("dead_letters lane null_keys partitions sequence timeout_s value_bytes_max watermark_policy".split())
 
 
 def parameters(function: Any) -> list[tuple[Any, ...]]:
