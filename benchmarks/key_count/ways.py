@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,7 @@ from benchmarks.running.session import session
 from godwit.errors import DefinitionError
 
 KEYS = 10_000
+PARTITIONS = 2  # by key; as many as the source has
 LOOK_EVERY_S = 0.2
 
 
@@ -37,8 +38,17 @@ class Way:
     batch_rows_max: int  # beyond this a batch would take minutes
 
 
+def _copied(frame: DataFrame) -> DataFrame:
+    return frame.mapInArrow(lambda batches: batches, frame.schema)
+
+
+def _unchanged(flock: godwit.Flock, frame: DataFrame, name: str, partitions: int | Literal["input"]) -> DataFrame:
+    return flock.transformWithStateInPandas(frame, "key", PandasCount(), COUNTS, name=name, partitions=partitions)
+
+
 WAYS = [
-    Way("copy", lambda frame, flock, name: frame.mapInArrow(lambda batches: batches, frame.schema), "append", 10**9),
+    Way("copy", lambda frame, flock, name: _copied(frame), "append", 10**9),
+    Way("copy-exchange", lambda frame, flock, name: _copied(frame.repartition(PARTITIONS, "key")), "append", 10**9),
     Way(
         "spark-pandas",
         lambda frame, flock, name: frame.groupBy("key").transformWithStateInPandas(
@@ -50,7 +60,13 @@ WAYS = [
     Way("spark-sql", lambda frame, flock, name: frame.groupBy("key").count(), "update", 10**9),
     Way(
         "godwit-unchanged",
-        lambda frame, flock, name: flock.transformWithStateInPandas(frame, "key", PandasCount(), COUNTS, name=name),
+        lambda frame, flock, name: _unchanged(flock, frame, name, PARTITIONS),
+        "append",
+        10**9,
+    ),
+    Way(
+        "godwit-unchanged-input",
+        lambda frame, flock, name: _unchanged(flock, frame, name, "input"),
         "append",
         10**9,
     ),
