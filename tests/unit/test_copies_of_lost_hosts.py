@@ -10,6 +10,7 @@ import pytest
 from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move
 from godwit.control.reservations import Reservation
+from godwit.errors import DefinitionError
 from godwit.model.units import Units
 from godwit.spark.change.migration_handle import Migration
 from godwit.spark.change.request_queue import QueuedRequest, RequestQueue
@@ -42,6 +43,20 @@ def test_what_stood_for_it_has_taken_over() -> None:
     changes.taken_over("host-0")
     assert progress.left == 0
     assert migration.aborting is None
+
+
+def test_an_operator_whose_keys_move_is_not_at_rest_and_complete_copies_are() -> None:
+    for stood in (True, False):
+        changes, migration, _ = kept(stood)
+        migration.enter("standing" if stood else "moving")
+        with changes.at_rest("another"):
+            pass
+        if stood:
+            with changes.at_rest("count"):
+                pass
+        else:
+            with pytest.raises(DefinitionError, match=r"m1 \(standby\) moves state of this operator now"):
+                changes.at_rest("count").__enter__()
 
 
 def test_what_did_not_stand_has_not() -> None:
