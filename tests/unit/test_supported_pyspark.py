@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import godwit
 from godwit.errors import DefinitionError
 from godwit.spark.supported_pyspark import SUPPORTED, check_pyspark
 
@@ -41,3 +43,12 @@ def test_the_error_comes_before_anything_that_the_version_lacks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
     assert "PySpark 4.0.1 is installed" in done.stdout, done.stderr
+
+
+def test_a_session_of_spark_connect_is_refused_with_the_reason(tmp_path: Path) -> None:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    session = object.__new__(ConnectSession)  # without a server: the class is what counts
+    with pytest.raises(DefinitionError, match="not through Spark Connect: hosts are tasks of the application itself"):
+        godwit.Flock(session, checkpoint=tmp_path / "flock")  # type: ignore[arg-type]
+    assert not (tmp_path / "flock").exists()
