@@ -185,3 +185,21 @@ class Temporary(RunningCount):
             return repr(call())
         except PySparkRuntimeError as error:
             return str(error).partition("] ")[2].partition(":")[0] or str(error).partition(":")[0]
+
+
+class InitialCalls(Logic):
+    """How often initial state came for a key, and how many rows in all."""
+
+    OUTPUT = "id string, calls long, started long"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.seen = handle.getValueState("seen", "calls long, rows long")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        calls, rows = self.seen.get() or (0, 0)
+        self.seen.update((calls + 1, rows + sum(1 for _ in self.records([initialState]))))
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        calls, rows = self.seen.get() or (0, 0)
+        yield {"id": key[0], "calls": calls, "started": rows}

@@ -6,8 +6,10 @@ Every test with a `feature` mark is a row of docs/compatibility.md.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +20,9 @@ from pyspark.sql import functions as sf
 
 import godwit
 from tests.spark import api_processors as processors
+from tests.spark import processors as api
 from tests.spark.processors import FLAVOURS_LONG, Flavour, flavoured
-from tests.spark.side_by_side import Case, SideBySide, Table
+from tests.spark.side_by_side import Case, Feed, SideBySide, Table
 from tests.spark.test_equivalence import case
 
 NUMBERED = pa.schema({"id": pa.string(), "n": pa.int64()})
@@ -54,11 +57,13 @@ def settings(spark: SparkSession, **given: str) -> Iterator[None]:
     "state", "values as tuples, lists, Rows, dicts, objects, arrays and numpy or pandas values, nested too"
 )
 @pytest.mark.feature("state", "`get()` gives a tuple with Rows, lists and dicts in it; None if there is no value")
+@pytest.mark.feature("state", "naive datetimes in state are in the time zone of the process, not of the session")
 @pytest.mark.feature("state", "numbers in a string field become text, text in a binary field bytes, NaN in others null")
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_values_are_taken_and_given_back_alike(engines: SideBySide, flavour: Flavour) -> None:
     rows: list[Table] = [[(f"k{i}", i) for i in range(len(processors.Values.CASES))]]
-    expected, given = engines.both(case(processors.Values, flavour), NUMBERED, rows)
+    with settings(engines.spark, spark__sql__session__timeZone="America/New_York"):
+        expected, given = engines.both(case(processors.Values, flavour), NUMBERED, rows)
     assert len(expected.rows) > 60
     assert given.by_key(2) == expected.by_key(2)
 
@@ -218,3 +223,68 @@ def test_an_event_time_column_that_cannot_be_is_refused(
         case(processors.Passing, "row", **words).on_flock(
             engines.flock, engines.feed(TIMED).stream(engines.spark), engines.name()
         )
+
+
+@pytest.mark.feature(
+    "event time",
+    "`eventTimeColumnName` in front of a second operator of the flock that uses event time",
+    spark="the second operator has the watermark of the query",
+    godwit="refused: the second operator needs `withWatermark` of its own",
+)
+def test_a_carried_watermark_is_not_for_another_operator_of_the_flock(engines: SideBySide) -> None:
+    first = passing("row").on_flock(engines.flock, engines.feed(TIMED).stream(engines.spark), engines.name())
+    with pytest.raises(godwit.errors.DefinitionError, match="carries the watermark of operator 'operator-"):
+        case(processors.Passing, "row", time="eventTime").on_flock(
+            engines.flock, first.withColumnRenamed("out", "at").withColumn("value", sf.lit(0)), engines.name()
+        )
+
+
+# -- initial state -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature(
+    "initial state", "one call for each Row of a key, or for each key with a DataFrame, whatever their partitions"
+)
+@pytest.mark.parametrize("flavour", ["pandas", pytest.param("row", marks=pytest.mark.long)])
+def test_initial_rows_of_a_key_come_together(engines: SideBySide, flavour: Flavour) -> None:
+    rows = [(key, n, {"n": n}) for key in "abc" for n in range(7)]
+    initial = engines.spark.createDataFrame(rows, "id string, n int, m map<string,int>").repartition(3)
+    calls = case(processors.InitialCalls, flavour, initial=initial)
+    expected, given = engines.both(calls, NUMBERED, [[("a", 1), ("b", 1), ("d", 1)]])
+    assert expected.by_key()["('a',)"] == ["(1, 7)" if flavour == "pandas" else "(7, 7)"]
+    assert given.by_batch() == expected.by_batch()
+
+
+def restarted(engines: SideBySide, made: Callable[[DataFrame | None], DataFrame], feed: Feed, root: Path) -> list[Any]:
+    """Two runs of a query on one checkpoint, the second with initial state."""
+    rows: list[Any] = []
+    initial = engines.spark.createDataFrame([("a", 100, "late")], "id string, start long, note string")
+    for batch, start in (([("a", 1.0)], None), ([("a", 2.0), ("b", 3.0)], initial)):
+        feed.add(batch)
+        writer = made(start).writeStream.foreachBatch(lambda frame, _: rows.extend(map(tuple, frame.collect())))
+        query = writer.option("checkpointLocation", str(root)).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+    return rows
+
+
+@pytest.mark.long
+@pytest.mark.feature("initial state", "initial state given to an operator that has processed batches is ignored")
+def test_initial_state_that_comes_too_late_is_ignored(
+    engines: SideBySide, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = pa.schema({"id": pa.string(), "value": pa.float64()})
+    seeded = partial(case, api.Seeded, "row")
+    feed, name = engines.feed(schema), engines.name()
+    with engines.spark_settings():
+        expected = restarted(
+            engines, lambda start: seeded(initial=start).on_spark(feed.stream(engines.spark)), feed, tmp_path / "spark"
+        )
+    feed = engines.feed(schema)
+    given = restarted(
+        engines,
+        lambda start: seeded(initial=start).on_flock(engines.flock, feed.stream(engines.spark), name),
+        feed,
+        tmp_path / "flock",
+    )
+    assert sorted(given) == sorted(expected) == [("a", "rows", 1, ""), ("a", "rows", 2, ""), ("b", "rows", 1, "")]
+    assert "initialState of operator" in caplog.text

@@ -56,6 +56,7 @@ def test_documented_processors_give_the_same_rows_in_every_batch(
     assert given.by_batch() == expected.by_batch()
 
 
+@pytest.mark.feature("state", "every method of ValueState, ListState and MapState")
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_every_state_method_answers_alike(engines: SideBySide, flavour: Flavour) -> None:
     schema = pa.schema({"id": pa.string(), "op": pa.string(), "word": pa.string(), "n": pa.int64()})
@@ -106,6 +107,7 @@ KEY_ROWS: dict[Flavour, list[tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.feature("keys", "keys of all atomic types, nulls and NaN too")
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_keys_of_every_atomic_type_are_the_same_keys(engines: SideBySide, flavour: Flavour) -> None:
     rows = KEY_ROWS[flavour]
@@ -147,6 +149,9 @@ def test_every_type_and_null_comes_back_out_of_state(engines: SideBySide) -> Non
     assert given.by_batch() == expected.by_batch()
 
 
+@pytest.mark.feature(
+    "initial state", "initial state comes before the first rows: Row by Row, or as a DataFrame for each key"
+)
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_initial_state_comes_before_the_first_rows(engines: SideBySide, flavour: Flavour) -> None:
     initial = initial_state(engines.spark)
@@ -156,6 +161,7 @@ def test_initial_state_comes_before_the_first_rows(engines: SideBySide, flavour:
     assert given.by_batch() == expected.by_batch()
 
 
+@pytest.mark.feature("batch DataFrames", "state begins anew with every evaluation")
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_batch_frames_are_processed_alike_with_fresh_state_each_time(engines: SideBySide, flavour: Flavour) -> None:
     feed = engines.feed(VALUES, FULL)
@@ -168,6 +174,7 @@ def test_batch_frames_are_processed_alike_with_fresh_state_each_time(engines: Si
     assert sorted(map(tuple, ours.collect())) == expected
 
 
+@pytest.mark.feature("batch DataFrames", "initial state")
 def test_batch_frame_takes_initial_state(engines: SideBySide) -> None:
     feed = engines.feed(VALUES, [[("a", 1.0, ""), ("c", 1.0, "")]])
     seeded = case(processors.Seeded, "row", initial=initial_state(engines.spark))

@@ -64,6 +64,7 @@ def stepwise(engines: SideBySide, frame: DataFrame, feed: Feed, batches: list[Ta
     return seen
 
 
+@pytest.mark.feature("timers", "timers by event time fire at the watermark")
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_event_time_timers_fire_at_the_same_watermark(engines: SideBySide, flavour: Flavour) -> None:
     sessions = case(processors.Session, flavour, time="eventTime", watermark=("at", "10 seconds"))
@@ -72,6 +73,7 @@ def test_event_time_timers_fire_at_the_same_watermark(engines: SideBySide, flavo
     assert any("reminded" in row for row in expected.by_key()["('a',)"])
 
 
+@pytest.mark.feature("event time", "rows behind the watermark are late and not processed")
 @pytest.mark.long
 def test_rows_are_late_for_both_or_for_neither_and_counted(engines: SideBySide) -> None:
     """Batch by batch with idle time between, in which Spark runs a batch without data and so moves its watermark."""
@@ -103,6 +105,7 @@ def test_available_now_fires_what_the_last_batch_made_due(engines: SideBySide) -
     assert given.by_key() == expected.by_key()
 
 
+@pytest.mark.feature("timers", "timers by processing time fire without data")
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_processing_time_timers_fire_without_data(engines: SideBySide, flavour: Flavour) -> None:
     alarm = case(processors.SilenceAlarm, flavour, time="processingTime")
@@ -123,6 +126,7 @@ def test_processing_time_timers_fire_without_data(engines: SideBySide, flavour: 
     assert given.by_key()["('a',)"] == ["('x z', True)", *[f"('silent {n}', True)" for n in (1, 2, 3)]]
 
 
+@pytest.mark.feature("initial state", "initial state may set timers, and state with a TTL")
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_initial_state_may_set_timers_and_times_to_live(engines: SideBySide, flavour: Flavour) -> None:
     rows = [("a", 10, "i1"), ("z", 7, "i3")]
@@ -144,6 +148,7 @@ def test_initial_state_may_set_timers_and_times_to_live(engines: SideBySide, fla
     assert expected.by_key()["('a',)"] == ["('rows', 11, 'i1 fresh')", "('timer', 11, 'i1 fresh')"]
 
 
+@pytest.mark.feature("state", "TTL of values, elements and entries")
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_state_lapses_by_its_time_to_live(engines: SideBySide, flavour: Flavour) -> None:
     """Each engine has its own clock, so each is held to what its own times say."""
@@ -192,6 +197,7 @@ def test_second_operator_takes_its_time_from_the_outputs_of_the_first(engines: S
     assert any("ended" in row for rows in expected.by_key().values() for row in rows)
 
 
+@pytest.mark.feature("batch DataFrames", "no watermark and no late rows")
 @pytest.mark.parametrize("mode", ["processingTime", "eventTime"])
 def test_batch_frame_has_no_watermark_and_no_late_rows(engines: SideBySide, mode: str) -> None:
     before_1970 = dt.datetime(1969, 1, 1)

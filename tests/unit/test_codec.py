@@ -210,6 +210,12 @@ REFUSED = [
 ]
 
 
+@pytest.mark.feature(
+    "state",
+    "a value that does not fit the type of its field",
+    spark="in many cases stored as null",
+    godwit="refused (`GODWIT-STATE-TYPE`), with the field and both types",
+)
 @pytest.mark.parametrize(("of_type", "value", "got"), REFUSED)
 @pytest.mark.parametrize("beside", [pa.int64(), pa.string()])
 def test_what_does_not_fit_is_refused_with_field_and_types(of_type, value, got, beside):

@@ -329,6 +329,7 @@ def test_timers_are_listed_in_order_for_their_key_only():
     assert list(handle.listTimers()) == []
 
 
+@pytest.mark.feature("timers", "timers with `timeMode` none are refused, with a PySparkRuntimeError")
 @pytest.mark.parametrize("call", ["registerTimer", "deleteTimer", "listTimers"])
 def test_timers_need_a_time_mode_and_a_key(call):
     arguments = () if call == "listTimers" else (5,)

@@ -203,6 +203,12 @@ def opened(flavour: type[Any], processor: StatefulProcessor, **options: Any) -> 
     return bench
 
 
+@pytest.mark.feature(
+    "life of a processor",
+    "`init` and `close`",
+    spark="around every batch of every partition",
+    godwit="once per instance on a host, and once on the driver",
+)
 def test_init_and_close_are_called_once_and_the_users_object_is_left_alone_by_describe():
     processor = Calls()
     describe(processor)

@@ -6,6 +6,7 @@ Decides in which order checkpoint, controller and hosts learn of a definition. `
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from godwit.spark.checkpoint.run_admission import Binding, RunAdmission
 from godwit.spark.checkpoint.source_offsets import stream_columns
 from godwit.spark.define import timer_source
 from godwit.spark.define.build_operator import build
-from godwit.spark.define.initial_state import INITIAL_BATCH, by_owner, initial_rows
+from godwit.spark.define.initial_state import INITIAL_BATCH, by_key, by_owner, initial_rows
 from godwit.spark.define.operator_definition import Definition, checked_name
 from godwit.spark.define.operator_frame import (
     current_task,
@@ -45,6 +46,7 @@ from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.pyspark_api.schemas import input_schema
 from godwit.spark.task_errors import instead_of_sparks, plain_errors
 
+_log = logging.getLogger("godwit.operators")
 # The rows of initial state have no event time and no lane of their own.
 INITIAL: dict[str, Any] = {"numbering": "position", "event_time": None, "merge": (), "checked": False, "partitions": 0}
 
@@ -103,7 +105,12 @@ class OperatorRegistry:
             self._announce(operator, routing)
         route = self._route(operator, numbering(definition), routing)
         if start is not None and not operator.spec.ephemeral and not self._directory.initialised(definition.name):
-            self._initialise(operator, start, route)
+            if recorded is None or recorded[1] is None:
+                self._initialise(operator, start, route)
+            else:
+                _log.warning(
+                    "initialState of operator %s is ignored: it has processed batches already", definition.name
+                )
         return self._frame(definition, operator, route)
 
     def _partitioned(self, definition: Definition, operator: Operator) -> Operator:
@@ -186,7 +193,7 @@ class OperatorRegistry:
             with plain_errors(route.controller, route.token):
                 yield from Router(replace(route, **INITIAL), task).run(batches, schema)
 
-        instead_of_sparks(self._controller.last_task_error, frame.mapInArrow(body, "none int").count)
+        instead_of_sparks(self._controller.last_task_error, by_key(frame).mapInArrow(body, "none int").count)
         self._directory.write_operator(operator.spec, None, initialised=True)
 
     def admitted(self, name: str) -> None:

@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -31,12 +31,13 @@ from godwit.errors import DefinitionError, GodwitError, OutputMismatch, Processo
 from godwit.runtime.processor.rows import Index, Outputs, Rows, Times
 from godwit.spark.pyspark_api.call_settings import VALUE_BYTES_MAX, CallSettings
 from godwit.spark.pyspark_api.handle import TIME_MODES, Handle, Scope
-from godwit.spark.pyspark_api.user_inputs import Frames, in_zone, python_rows, row_of_struct
+from godwit.spark.pyspark_api.user_inputs import Frames, in_zone, pandas_moments, python_rows, row_of_struct
 from godwit.spark.pyspark_api.user_outputs import FrameSink, RowSink
 from godwit.state import keyed_state
 from godwit.state.converters import LOCAL
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key, KeyCodec, naive_datetime, process_zone
+from godwit.state.nested_keys import is_nested
 from godwit.state.variables import Variable
 
 Sink: TypeAlias = RowSink | FrameSink
@@ -242,14 +243,16 @@ class _StatefulAdapter:
     def _shows(self, kind: Any) -> bool:
         return pa.types.is_timestamp(kind) and kind.tz is not None
 
+    def _timer_zone(self) -> tzinfo | None:
+        """The zone of naive datetimes in the key of a timer."""
+        return process_zone()
+
     def _timer_key(self) -> Callable[[Key], Any]:
         """A function that gives the key of a timer as Spark does: a Row out of state, in both flavours."""
-        kinds, zone = list(self._key_schema.types), process_zone()
+        kinds, zone = list(self._key_schema.types), self._timer_zone()
         instants = {i for i, kind in enumerate(kinds) if pa.types.is_timestamp(kind) and kind.tz is not None}
-        public, make = (
-            KeyCodec(self._key_schema, self._tz).public,
-            row_of_struct(pa.struct(list(self._key_schema)), zone),
-        )
+        public = KeyCodec(self._key_schema, self._tz).public
+        make = row_of_struct(pa.struct(list(self._key_schema)), zone)
 
         def row(key: Key) -> Any:
             values = enumerate(zip(key, public(key), strict=True))
@@ -302,6 +305,15 @@ class PandasAdapter(_StatefulAdapter):
 
     def _moment(self, micros: int, wall_clock: datetime) -> Any:
         return pd.Timestamp(wall_clock)
+
+    def _timer_zone(self) -> tzinfo | None:
+        return ZoneInfo(self._tz)
+
+    def _public(self) -> Callable[[Key], Key]:
+        public = super()._public()
+        if not any(map(is_nested, self._key_schema.types)):
+            return public
+        return lambda key: tuple(map(pandas_moments, public(key)))
 
 
 def _failed(error: BaseException, name: str, key: Key | None, todo: str = _MEND) -> ProcessorFailed:

@@ -114,6 +114,15 @@ def python_rows(batch: pa.RecordBatch) -> Iterator[Row]:
     return map(make, zip(*map(python_values, batch.columns), strict=True))
 
 
+def pandas_moments(value: Any) -> Any:
+    """The same value, with the datetimes in its structs and arrays as pandas has them: what the clock on the wall showed."""
+    if isinstance(value, dict):
+        return {name: pandas_moments(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [pandas_moments(part) for part in value]
+    return pd.Timestamp(value.replace(tzinfo=None)) if isinstance(value, datetime) else value
+
+
 class Frames:
     """One pandas DataFrame per key, cut from a chunk that is sorted by key and converted once."""
 
