@@ -243,7 +243,7 @@ def test_a_carried_watermark_is_not_for_another_operator_of_the_flock(engines: S
 
 
 @pytest.mark.feature(
-    "initial state", "one call for each Row of a key, or for each key with a DataFrame, whatever their partitions"
+    "initial state", "a call for each Row, or one with a DataFrame for each key, whatever the partitions"
 )
 @pytest.mark.parametrize("flavour", ["pandas", pytest.param("row", marks=pytest.mark.long)])
 def test_initial_rows_of_a_key_come_together(engines: SideBySide, flavour: Flavour) -> None:
