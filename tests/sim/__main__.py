@@ -98,7 +98,7 @@ def many(options: argparse.Namespace) -> int:
             tell_failure(result, options.protocol, STORY_LINES)
             if failed >= options.failures:
                 break
-        if ran % 1_000 == 0:
+        if ran % 100 == 0:
             print(f"{ran:,} schedules, {failed} failed", file=sys.stderr)
     took_s = time.perf_counter() - began_s
     print(f"schedules   {ran:,} from {options.first}, {failed} failed, {ran / took_s:.0f} a second, {turns:,} turns")

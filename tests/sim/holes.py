@@ -307,7 +307,7 @@ def served_is_taken_in_again() -> Iterable[Change]:
 
 @hole("a target takes part in a second hand-over of a unit before the first is resolved", "I1 I2 I4 I5 I6")
 def two_handovers_at_once() -> Iterable[Change]:
-    def accept(effects: TargetEffects, units: Units) -> Units:
+    def accept(effects: TargetEffects, units: Units, *_: Any) -> Units:
         handover, free = effects._handover, (Stand.AWAY, Stand.EXPECTED, Stand.PREPARED)
         units = Units.of(*(unit for unit in units if handover.shared.ownership.share(unit).stand in free))
         handover.add_accepted(units)

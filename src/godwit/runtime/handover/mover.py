@@ -139,8 +139,9 @@ class Mover:
                 self._guarded(self._go_on)
         finally:
             self._connection.disconnect()
-            while handover.to_forget and not self._services.stopping():
-                self._effects.forget(*handover.to_forget.popleft())
+            with suppress(GodwitError):  # the changelog has failed: the next generation goes on
+                while handover.to_forget and not self._services.stopping():
+                    self._effects.forget(*handover.to_forget.popleft())
             handover.end()
             handover.note_phase("ended")
 
