@@ -470,6 +470,20 @@ class Calls(Logic):
         yield {"id": key[0], "what": "timer", "seen": str(self.count.get()[0])}
 
 
+class LaterAlarm(Logic):
+    """Sets a timer that is due in any later batch, but not in this one."""
+
+    OUTPUT = "id string, what string"
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        list(records)
+        self.handle.registerTimer(times.getCurrentProcessingTimeInMs() + 1)
+        yield {"id": key[0], "what": "set"}
+
+    def timer(self, key: Key, at_ms: int, times: Any) -> Iterator[dict[str, Any]]:
+        yield {"id": key[0], "what": "rang"}
+
+
 def _millis(at: Any) -> int:
     """Of a naive datetime or timestamp in UTC."""
     return int(at.replace(tzinfo=dt.UTC).timestamp() * 1000)

@@ -90,6 +90,21 @@ def test_a_timer_that_is_due_on_a_batch_frame_is_refused_without_the_exchange(en
         ours.collect()
 
 
+def test_without_batches_without_data_timers_wait_for_data(engines: SideBySide) -> None:
+    """The timer of `b` is due in the second batch, in which only other keys have rows, and rings there."""
+    name = "spark.sql.streaming.noDataMicroBatches.enabled"
+    engines.spark.conf.set(name, "false")
+    try:
+        feed = engines.feed(ROWS, [[("a", 0), ("b", 1)], *([(key, 0)] for key in "acdef")])
+        alarm = Case(flavoured(processors.LaterAlarm, "row"), processors.LaterAlarm.OUTPUT, time="processingTime")
+        seen = engines.run(alarm.on_flock(engines.flock, feed.stream(engines.spark), engines.name()))
+    finally:
+        engines.spark.conf.unset(name)
+    assert seen.by_batch()[1]["('b',)"] == ["('rang',)"]
+    assert max(seen.by_batch()) == 5, "and no batch was run for the timers that were left"
+    assert len(seen.by_key()["('f',)"]) == 1, "its timer waits"
+
+
 def test_the_number_of_partitions_is_fixed_with_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     frame = Feed(tmp_path / "feed", ROWS).stream(spark)
     for given, fixed in (({"partitions": 3}, 3), ({}, 3), ({"partitions": 5}, 5), ({}, 5)):

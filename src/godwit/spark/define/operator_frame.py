@@ -32,6 +32,7 @@ from godwit.transport.wire import CHECK, HASH
 CONTENT, LANE, SEQUENCE = "__godwit_content", "__godwit_lane", "__godwit_sequence"
 PARTITION, CAME_FROM = "__godwit_partition", "__godwit_came_from"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 _NO_HASH = ("map<", "variant", "geometry", "geography")  # types that Spark SQL does not hash
 
 # Nodes of a logical plan that give the same rows in the same order when Spark computes a batch again.
@@ -126,6 +127,28 @@ def with_ticks(frame: DataFrame, ticks: DataFrame, partitions: int) -> DataFrame
         values.get(field.name, sf.lit(None)).cast(field.dataType).alias(field.name) for field in frame.schema.fields
     ]
     return ticks.select(*columns).unionByName(frame)
+
+
+def ticking(frame: DataFrame, partitions: int) -> DataFrame:
+    """The input, with a tick for every lane behind each of its partitions: where Spark runs no batches without data."""
+    nullable = StructType([StructField(field.name, field.dataType) for field in frame.schema.fields])
+
+    def with_lanes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = None
+        for batch in batches:
+            schema = pa.schema([field.with_nullable(True) for field in batch.schema])
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        if schema is not None:
+            *others, lane = schema
+            nulls = [pa.nulls(partitions, field.type) for field in others]
+            yield pa.RecordBatch.from_arrays([*nulls, pa.array(range(partitions), lane.type)], schema=schema)
+
+    return frame.mapInArrow(with_lanes, nullable)
+
+
+def batches_without_data(spark: SparkSession) -> bool:
+    """Whether Spark may run a batch for timers alone."""
+    return str(spark.conf.get(NO_DATA_BATCHES, "true")).lower() == "true"
 
 
 def exchanged(frame: DataFrame, partitions: int) -> DataFrame:

@@ -30,6 +30,7 @@ from godwit.spark.define.build_operator import build
 from godwit.spark.define.initial_state import INITIAL_BATCH, by_key, by_owner, initial_rows
 from godwit.spark.define.operator_definition import Definition, checked_name
 from godwit.spark.define.operator_frame import (
+    batches_without_data,
     current_task,
     default_partitions,
     exchanged,
@@ -37,6 +38,7 @@ from godwit.spark.define.operator_frame import (
     numbering,
     partitioned,
     routed,
+    ticking,
     with_identity,
     with_ticks,
 )
@@ -171,7 +173,10 @@ class OperatorRegistry:
     def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
         partitions = route.partitions
         rows = partitioned(with_identity(definition, route.numbering, definition.by_key), partitions)
-        if definition.frame.isStreaming and operator.spec.time_mode != "none":
+        timers = definition.frame.isStreaming and operator.spec.time_mode != "none"
+        if timers and not batches_without_data(self._spark):
+            rows = ticking(rows, partitions) if partitions else rows
+        elif timers:
             ticks = timer_source.ticks(self._spark, route)
             self._admission.sources[definition.name] |= stream_columns(ticks)
             rows = with_ticks(rows, ticks, partitions)
