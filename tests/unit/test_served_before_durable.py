@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from godwit import ports
+from godwit.errors import CheckpointUnusable
+from godwit.model.units import Units
 from tests.unit.pair import ALL, Pair, joined, kind_is
 
 
@@ -61,3 +63,19 @@ def test_an_origin_is_not_told_of_what_is_in_memory_only(pair: Pair, disks: Disk
     assert pair.wait_ended().done == 1
     assert pair.b.owned() == ALL
     assert pair.b.totals() == {1: 5}
+
+
+def test_a_mover_ends_though_its_changelog_has_failed(pair: Pair) -> None:
+    """Before: its thread ended with an error when it dropped the last steps, and whoever waited for its end waited on."""
+    first, second = Units(frozenset({0, 1})), Units(frozenset({2, 3}))
+    pair.back = kind_is("step_served")
+    pair.migrate("pause", first, second, side_by_side=2)
+    connection = pair.wait_connection(1)
+    connection.back.wait_sent("step_served", 2)
+    pair.a.log.fail(CheckpointUnusable("no space left on device"))
+    pair.back = kind_is()
+    connection.back.flow()
+    pair.wait_ended()
+    pair.a.restart()
+    pair.wait(lambda: pair.a.mover.ended)
+    assert pair.b.owned() == ALL
