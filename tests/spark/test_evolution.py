@@ -292,12 +292,16 @@ def test_copies_of_a_standby_take_the_new_form_too(job: Job) -> None:
 
 
 def test_a_batch_operator_is_defined_again_as_often_as_one_likes(job: Job) -> None:
-    job.feed.add([(key, 1) for key in KEYS])
-    for processor in (Wider(), Total(), Slim()):
+    """Also under the name of an operator over a stream, whose state stays."""
+    job.run(job.define(Wider()))
+    before = job.state()
+    for processor in (Total(), Slim()):
         frame = job.flock.transformWithState(
-            job.feed.batch(job.spark), "key", processor, processor.OUTPUT, timeMode="none", name="batch"
+            job.feed.batch(job.spark), "key", processor, processor.OUTPUT, timeMode="none", name=NAME
         )
         assert {row.n for row in frame.collect()} == {1}
+    assert job.read() == before
+    assert {row.n for row in job.run(job.define(Wider()))} == {2}
 
 
 @pytest.mark.long

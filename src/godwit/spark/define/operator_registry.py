@@ -97,13 +97,18 @@ class OperatorRegistry:
             operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
         recorded = self._directory.operator(definition.name)
         operator = on_state_of(operator, recorded[0] if recorded else None)
-        reshaped = recorded is not None and not operator.spec.same_forms(recorded[0])
+        over_stream = recorded is not None and not recorded[0].ephemeral
+        reshaped = over_stream and recorded is not None and not operator.spec.same_forms(recorded[0])
         self._admission.sources[definition.name] = stream_columns(definition.frame, without=timer_source.FORMAT)
         self._admission.merges[definition.name] = bool(operator.spec.merge)
         self._admission.exchanges[definition.name] = definition.by_key
         with self._members.changing, self.at_rest(definition.name) if reshaped else nullcontext():
+            check_unused(definition.name, self._admission)  # again: a query may have started meanwhile
             ephemeral = operator.spec.ephemeral
             routing = self._fixed_routing() if ephemeral else self._tables.define(definition.name)
+            self._operators.pop(definition.name, None)
+            if not (operator.spec.ephemeral and over_stream):  # the record of the state of a stream stays
+                self._directory.write_operator(operator.spec, None)
             self._announce(operator, routing)
         route = self._route(operator, numbering(definition), routing)
         if start is not None and not operator.spec.ephemeral and not self._directory.initialised(definition.name):
@@ -129,13 +134,11 @@ class OperatorRegistry:
         return Routing.spread(self._directory.roster(), len(self._directory.routing.owners))
 
     def _announce(self, operator: Operator, routing: Routing) -> None:
-        """Let the checkpoint, then the controller, then the hosts have the definition.
+        """Let the controller, then the hosts have the definition.
 
-        The checkpoint comes first, because hosts write state in the forms of the definition, and the number of a form is never
-        used again. The controller is next, because a host that starts meanwhile gets its operators from there.
+        The checkpoint has it already: hosts write state in the forms of the definition, and the number of a form is never used
+        again. The controller comes before hosts, because a host that starts meanwhile gets its operators from there.
         """
-        self._operators.pop(operator.spec.name, None)
-        self._directory.write_operator(operator.spec, None)
         self._controller.add(operator, routing)
         try:
             for host in self._controller.hosts():
