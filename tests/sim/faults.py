@@ -76,7 +76,9 @@ class Faults:
             if dice.random() < 0.4:
                 self._kernel.after(0.2 + dice.random() * within_s, lambda kind=kind: self.strike(kind))
             elif dice.random() < 0.35:
-                self._at_effect["Open", dice.randint(1, 30)] = dice.choice((kind, "kill", "stop"))
+                self._at_effect[dice.choice(("Open", "Fire")), dice.randint(1, 30)] = dice.choice(
+                    (kind, "kill", "stop")
+                )
             else:
                 self._at_effect[dice.choice(EFFECTS), dice.randint(1, 4)] = kind
 

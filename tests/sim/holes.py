@@ -14,11 +14,13 @@ from unittest.mock import patch
 
 from godwit.migration import PROTOCOLS, origin, target
 from godwit.migration.events import AbortReported, Declined, Missing, ReleaseReported
+from godwit.model.fired_lanes import FiredLanes
 from godwit.model.ownership import Outgoing, Ownership, Stand
 from godwit.model.refusals import Refusals
 from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.chunk.ownership_columns import selects
+from godwit.runtime.durable.batch_in_progress import BatchInProgress
 from godwit.runtime.durable.durable_changes import DurableChanges
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.handover import mover as mover_module
@@ -35,6 +37,7 @@ from godwit.runtime.host.exchange import LaneExchange
 from godwit.runtime.host.migration_service import MigrationService
 from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.lane_requests import LaneRequests
+from godwit.runtime.router.host_requests import FireRequest
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.router import Router
 from godwit.runtime.takeover import rescue
@@ -484,3 +487,40 @@ def fenced_host_answers() -> Iterable[Change]:
 @hole("initial state that is given again, cut otherwise, is added to what an earlier job has brought", "I2 I4")
 def initial_state_is_taken_up_twice() -> Iterable[Change]:
     return [(Batches, "begin_initial", nothing)]
+
+
+# -- lanes by key ----------------------------------------------------------------------------------------------------
+
+
+@hole("a target that has fired a lane takes keys that arrive later for keys that it had when the lane fired", "I2 I4")
+def arrivals_have_fired() -> Iterable[Change]:
+    return [(FiredLanes, "arrived", lambda fired_lanes, _: fired_lanes)]
+
+
+@hole("a router does not ask the host to which keys have left before their timers had fired", "I2 I4")
+def keys_leave_unfired() -> Iterable[Change]:
+    def without_targets(request: FireRequest, answer: messages.TimersFired) -> None:
+        del answer
+        request.answered = True
+
+    return [(FireRequest, "answer", without_targets)]
+
+
+@hole(
+    "a host that starts again does not know which lanes have fired: timers set by timers fire in the same batch", "I2"
+)
+def fired_lanes_are_not_recovered() -> Iterable[Change]:
+    restore = BatchInProgress.restore
+
+    def without_lanes(batch: BatchInProgress, mark: Any, spec: Any) -> None:
+        restore(batch, mark, spec)
+        batch.fired_lanes = FiredLanes()
+
+    return [(BatchInProgress, "restore", without_lanes)]
+
+
+@hole(
+    "a host fires a lane while one of its keys is between two owners, and the target takes that key for fired", "I2 I4"
+)
+def lanes_fire_between_owners() -> Iterable[Change]:
+    return [(Memory, "between_owners", False)]

@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 import godwit
 from godwit.errors import NotEnoughSlots
 from godwit.spark.define.operator_definition import Definition
-from godwit.spark.define.operator_frame import numbering
+from godwit.spark.define.operator_frame import exchanged, hashed, numbering, partitioned
 from tests.spark.flocks import (
     OPERATOR,
     Count,
@@ -194,7 +194,13 @@ KEPT: dict[str, Callable[[DataFrame], DataFrame]] = {
     "plain": lambda frame: frame,
     "filtered": lambda frame: frame.where("n > 1").withColumn("n", sf.col("n") + 1).select("key", "n"),
     "union": lambda frame: frame.union(frame),
+    "an operator by key": lambda frame: after_operator(exchanged(partitioned(hashed(frame, ["key"]), 3), 3)),
 }
+
+
+def after_operator(lanes: DataFrame) -> DataFrame:
+    """As the frame of an operator whose lanes are made by key: its router puts the rows of each lane in order."""
+    return lanes.mapInArrow(lambda batches: batches, "key long, n long, h long, lane int").select("key", "n")
 
 
 @pytest.mark.parametrize("shape", [*SHUFFLES, *KEPT])

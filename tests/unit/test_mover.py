@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from godwit.errors import MalformedRequest
+from godwit.errors import CheckpointUnusable, MalformedRequest
 from godwit.migration.events import Missing, Prepared, Served
 from godwit.model.ownership import Ownership
 from godwit.model.progress import BatchRef
@@ -62,6 +62,35 @@ def test_what_was_released_is_told_whatever_else_fails(tmp_path: Path, monkeypat
     assert not ownership.outgoing, "the target has confirmed it"
     assert "not what was expected" in mover.report().reason
     log.close()
+
+
+def test_a_migration_ends_though_the_log_cannot_be_written_when_it_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full. The host ends too, and its next generation drops the rest of the step."""
+    log, _ = Changelog.open(tmp_path)
+    shared = SharedInstance(instance_of(Sum()))
+    shared.instance.durable.journal = log
+    ownership = Ownership.initial("host-0", Routing.spread(["host-0"], 4))
+    ownership.cut(UNITS, "host-1")
+    ownership.release("m1/0", UNITS, "host-1")
+    shared.instance.memory.ownership = ownership
+    told = threading.Event()
+
+    def send(_: TargetConnection, out: Queued) -> int:
+        told.set()
+        return 0
+
+    monkeypatch.setattr(TargetConnection, "connect", lambda _: True)
+    monkeypatch.setattr(TargetConnection, "send", send)
+    port = HostServices("host-0", str(tmp_path), "token", "", log, lambda: 0, lambda: False)
+    mover = Mover(port, shared, messages.StartMigration("m1", "sum", "host-1", "live", (UNITS,)), released={0: UNITS})
+    mover.start()
+    assert told.wait(10)
+    log.fail(CheckpointUnusable("no space left on device"))
+    mover.post(Served(0))
+    mover.join(10)
+    assert mover.ended
 
 
 def in_a_batch() -> tuple[SharedInstance, Units]:

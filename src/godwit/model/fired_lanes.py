@@ -7,7 +7,7 @@ batch, which lanes had fired at their previous owner. The last arrival of a key 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,10 +87,25 @@ class FiredLanes:
 
     def has_fired(self, key: int, lane: int, group_count: int) -> bool:
         """Whether the timers of the key, which belongs to this lane, have fired in this batch, here or elsewhere."""
-        for arrival in reversed(self.arrivals):
-            if arrival.has(key, group_count):
-                return lane in arrival.lanes
-        return lane in self.here
+        return self.lookup(lane, group_count)(key)
+
+    def lookup(self, lane: int, group_count: int) -> Callable[[int], bool]:
+        """`has_fired` for many keys of the lane: one pass over the arrivals, not one for each key."""
+        groups: dict[int, bool] = {}
+        keys: dict[int, bool] = {}  # keys that differ from their group, or did so once
+        here = lane in self.here
+
+        def fired(key: int) -> bool:
+            of_group = groups.get(key % group_count, here)
+            return keys.get(key, of_group)
+
+        for arrival in self.arrivals:
+            known = {key: fired(key) for key in arrival.without} | keys
+            value = lane in arrival.lanes
+            keys = {key: value if arrival.has(key, group_count) else before for key, before in known.items()}
+            groups |= dict.fromkeys(arrival.units.groups, value)
+            keys |= dict.fromkeys(arrival.units.keys, value)
+        return fired
 
     def fire(self, lane: int) -> FiredLanes:
         """The timers of all keys of the lane that are here have fired."""

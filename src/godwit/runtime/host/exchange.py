@@ -121,11 +121,12 @@ class LaneExchange:
         instance = shared.instance
 
         def ready() -> bool:
-            between = instance.memory.between_owners or shared.inheriting or shared.paused
-            return not between or self._services.stopping()
+            return not (instance.memory.between_owners or shared.inheriting or shared.paused)
 
         with shared.changed:
-            shared.changed.wait_for(ready)
+            shared.changed.wait_for(lambda: ready() or self._services.stopping())
+            if not ready():
+                raise StaleGeneration("the host is stopping while timers wait for a hand-over")
             work = self._do(shared, lambda i: i.fire(lane.request, lane.lane))
             ask_also = tuple(instance.batch.fired_lanes.left_unfired(int(lane.lane)))
         self._log.flush(work.lsn)

@@ -57,12 +57,13 @@ class TimerFiring:
         memory.state.now_ms = batch.times.processing_ms
         timers = self._of_lane(memory.state.due(self._due_ms(batch.times)), number)
         fired = batch.fired_lanes.fire(number)
-        if not timers:  # nothing to write down: a host that restarts finds no timers either
+        if not timers and memory.spec.time_mode == "eventTime":
+            # Nothing to write down: after a restart, and at other hosts, the watermark of this batch is the same.
             batch.fired_lanes = fired
             return Work(lsn=self._durable.lsn)
 
         def prepare(work: Work) -> InstallInMemory:
-            install = self._prepare_firing(work, lane, timers, batch.times)
+            install = self._prepare_firing(work, lane, timers, batch.times) if timers else nothing_to_install
             batch.fired_lanes = fired
             work.parts.append(mark_part(memory))
             return install
@@ -100,10 +101,9 @@ class TimerFiring:
         chosen: Any = hashes % memory.spec.partitions == lane
         if columns is not None and not columns.whole:
             chosen &= np.isin(memory.stands(hashes), (MINE, int(Stand.LENT)))
-        fired, count = memory.batch.fired_lanes, 1 if memory.ownership is None else len(memory.ownership.groups)
-        return [
-            timers[at] for at in np.flatnonzero(chosen).tolist() if not fired.has_fired(int(hashes[at]), lane, count)
-        ]
+        count = 1 if memory.ownership is None else len(memory.ownership.groups)
+        has_fired = memory.batch.fired_lanes.lookup(lane, count)
+        return [timers[at] for at in np.flatnonzero(chosen).tolist() if not has_fired(int(hashes[at]))]
 
     def _next_firing(self) -> str:
         """A name for the next firing, unique in the batch over all hosts."""
@@ -214,6 +214,10 @@ class TimerFiring:
                 todo="Set timers for times to come, or use a streaming DataFrame",
                 operator=spec.name,
             )
+
+
+def nothing_to_install() -> None:
+    """Only the mark has changed."""
 
 
 _NO_ROWS: Index = np.empty(0, np.int64)

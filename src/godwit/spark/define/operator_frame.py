@@ -54,11 +54,19 @@ def numbering(definition: Definition) -> Numbering:
 
 
 def _shuffles(node: Any) -> bool:
-    """Whether rows may come in another order when Spark computes the input again. An unknown node counts as one that may."""
-    if node.nodeName() not in ORDER_KEEPING:
+    """Whether rows may come in another order when Spark computes the input again. An unknown node counts as one that may.
+
+    The exchange of an operator before this one does not count: the router of that operator puts its rows in order again.
+    """
+    if node.nodeName() not in ORDER_KEEPING and not _is_exchange_of_operator(node):
         return True
     children = node.children()
     return any(_shuffles(children.apply(at)) for at in range(children.size()))
+
+
+def _is_exchange_of_operator(node: Any) -> bool:
+    """Whether `exchanged` has made this node. No column of a user has the name of its column."""
+    return node.nodeName() == "RepartitionByExpression" and PARTITION in node.partitionExpressions().mkString()
 
 
 def with_identity(definition: Definition, numbered_by: Numbering, by_key: bool) -> DataFrame:
