@@ -18,6 +18,7 @@ from godwit.spark.define.operator_definition import OperatorOptions
 from godwit.spark.grouped_frame import GroupedFrame
 
 PUBLIC = set(
+    "continue_spark_query spark_state "
     "Flock GodwitError Measures Migration MigrationProgress MigrationSummary Outputs Processor Rows Status Times errors "
     "read_state rules windows".split()
 )

@@ -37,6 +37,7 @@ from godwit.spark.define import timer_source
 from godwit.spark.define.arguments import FlockArguments, check_session, check_silence, check_slots
 from godwit.spark.define.key_columns import Keys, keyed_frame
 from godwit.spark.define.operator_definition import Definition, OperatorOptions
+from godwit.spark.define.spark_state import SparkState
 from godwit.spark.grouped_frame import GroupedFrame
 from godwit.spark.hosts.flock_status import StatusSource, flock_status
 from godwit.spark.hosts.routing_view import RoutingView
@@ -180,7 +181,7 @@ class Flock:
         outputStructType: StructType | str,
         outputMode: str = "append",
         timeMode: str = "none",
-        initialState: DataFrame | GroupedData | None = None,
+        initialState: DataFrame | GroupedData | SparkState | None = None,
         eventTimeColumnName: str = "",
         *,
         name: str,
@@ -205,7 +206,7 @@ class Flock:
         outputStructType: StructType | str,
         outputMode: str = "append",
         timeMode: str = "none",
-        initialState: DataFrame | GroupedData | None = None,
+        initialState: DataFrame | GroupedData | SparkState | None = None,
         eventTimeColumnName: str = "",
         *,
         name: str,
@@ -234,7 +235,7 @@ class Flock:
         definition = Definition(given.frame, given.keys, processor, name, "native", None, outputMode, timeMode, options)
         return self._operator(definition, initialState)
 
-    def _operator(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
+    def _operator(self, definition: Definition, initial: DataFrame | GroupedData | SparkState | None) -> DataFrame:
         self._check_open()
         return self._running.operators.define(definition, initial)
 

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from godwit.runtime.processor.native import Processor
 from godwit.spark.define.operator_definition import OperatorOptions
+from godwit.spark.define.spark_state import SparkState
 
 if TYPE_CHECKING:
     from godwit.spark.flock import Flock
@@ -33,7 +34,7 @@ class GroupedFrame:
         outputStructType: StructType | str,
         outputMode: str = "append",
         timeMode: str = "none",
-        initialState: DataFrame | GroupedData | None = None,
+        initialState: DataFrame | GroupedData | SparkState | None = None,
         eventTimeColumnName: str = "",
         *,
         name: str,
@@ -49,7 +50,7 @@ class GroupedFrame:
         outputStructType: StructType | str,
         outputMode: str = "append",
         timeMode: str = "none",
-        initialState: DataFrame | GroupedData | None = None,
+        initialState: DataFrame | GroupedData | SparkState | None = None,
         eventTimeColumnName: str = "",
         *,
         name: str,

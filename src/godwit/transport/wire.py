@@ -13,6 +13,7 @@ from godwit.errors import GodwitError, MalformedRequest, from_json
 WIRE_VERSION = 2
 ROW = "__godwit_row"
 HASH = "__godwit_hash"
+STATE_COLUMNS = ("__godwit_var", "__godwit_sub", "__godwit_value")  # behind the key: state that is ready to be stored
 CHECK = "__godwit_check"  # 32 bits of a row's content; if a chunk has this column, it comes before the row numbers
 
 

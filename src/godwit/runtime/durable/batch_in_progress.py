@@ -45,7 +45,7 @@ class BatchInProgress:
 
     @classmethod
     def first(cls, spec: OperatorSpec) -> BatchInProgress:
-        return cls(Watermark(spec.delay_ms, spec.watermark_policy), spec.merge)
+        return cls(first_watermark(spec), spec.merge)
 
     @property
     def has_unfired_timers(self) -> bool:
@@ -104,6 +104,13 @@ class BatchInProgress:
         if mark["due"] is None and mark["fired"] and "unfired" not in mark and spec.time_mode != "none":
             return Times(mark["processing_ms"], self.watermark.late, self.watermark.late)
         return None if mark["due"] is None else Times(*mark["due"])
+
+
+def first_watermark(spec: OperatorSpec) -> Watermark:
+    """The watermark of an operator that has had no batch."""
+    if spec.start is None:
+        return Watermark(spec.delay_ms, spec.watermark_policy)
+    return spec.start.watermark(spec.delay_ms, spec.watermark_policy)
 
 
 def fired_of(units: Units, mark: Mapping[str, Any]) -> Units:

@@ -16,7 +16,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime.chunk.ownership_columns import OwnershipColumns, Stands
-from godwit.runtime.durable.batch_in_progress import BatchInProgress
+from godwit.runtime.durable.batch_in_progress import BatchInProgress, first_watermark
 from godwit.runtime.durable.work import Follower
 from godwit.runtime.load.counters import Counters
 from godwit.runtime.load.sketch import HotKeys
@@ -58,6 +58,8 @@ class Memory:
             self.ledger.redefine(spec.output_schema)
             for entries in self.batch.pending_outputs.values():
                 entries[:] = [(lane, entry.without_outputs(spec.output_schema)) for lane, entry in entries]
+        if spec.start != self.spec.start and self.progress.query is None:
+            self.batch.watermark = first_watermark(spec)
         self.spec = spec
         watermark = self.batch.watermark
         watermark.delay_ms, watermark.policy = spec.delay_ms, spec.watermark_policy

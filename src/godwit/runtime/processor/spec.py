@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 from godwit.errors import CheckpointMismatch
+from godwit.model.start import Start
 from godwit.model.watermark import Policy
 from godwit.runtime.processor.merging import Merge
 from godwit.state.layout import Layout, PastForm, shown
@@ -53,6 +54,7 @@ class OperatorSpec:
     past: tuple[PastForm, ...] = ()
     outputs: int = 0  # counts the changes of the output schema
     partitions: int = 0  # the input is partitioned by key into so many lanes; 0: a lane is a partition of the input
+    start: Start | None = None  # where the state of a Spark query ends that this operator has taken over
 
     @property
     def timers_end_lanes(self) -> bool:
@@ -74,6 +76,7 @@ class OperatorSpec:
             "numbers": list(self.numbers),
             "past": [past.to_json() for past in self.past],
             "outputs": self.outputs,
+            "start": None if self.start is None else self.start.to_dict(),
         }
         return {name: value for name, value in changed.items() if value} | {
             "name": self.name,
@@ -104,6 +107,7 @@ class OperatorSpec:
         fields["merge"] = merge_of(data.get("merge"))
         fields["variables"] = tuple(Variable.from_json(variable) for variable in data["variables"])
         fields["numbers"] = tuple(data.get("numbers", ()))
+        fields["start"] = Start.from_dict(data["start"]) if data.get("start") else None
         fields["past"] = tuple(PastForm.from_json(past) for past in data.get("past", ()))
         return cls(**fields)
 

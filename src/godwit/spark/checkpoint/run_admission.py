@@ -6,12 +6,13 @@ query, so every other run is stale. The batches that Spark has planned and commi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from godwit.errors import CheckpointMismatch, StaleRun, UnsupportedQuery
+from godwit.model.start import Start
 from godwit.runtime.messages import Admit
 from godwit.spark.checkpoint.source_offsets import initial_offsets, offsets_of, sources_under
 
@@ -45,6 +46,7 @@ class RunAdmission:
         self.initial_runs: dict[str, str] = {}  # by operator: the job that loads its initial state
         self.merges: dict[str, bool] = {}  # by operator: whether its processor declares a merge
         self.exchanges: dict[str, bool] = {}  # by operator: whether its input is partitioned by key
+        self.starts: dict[str, Start] = {}  # by operator: where the state ends that it has taken over from Spark
 
     def admit(self, request: Admit) -> None:
         operator, query, run, batch = request.operator, request.query, request.run, request.batch
@@ -55,9 +57,26 @@ class RunAdmission:
         if execution is None or execution.runId().toString() != run:
             raise StaleRun(f"run {run} of query {query} is no longer active", operator=operator, batch=batch)
         self._check_kind(execution, operator)
+        request = self._started(request)
         self.bindings[operator] = Binding(query, execution.resolvedCheckpointRoot())
         if batch > request.last_batch + 1 and not self._accept_gaps:
             self._check_gap(execution, request)
+
+    def _started(self, request: Admit) -> Admit:
+        """The first batch on state of a Spark query: that state has the batches up to its start."""
+        start = self.starts.get(request.operator)
+        if start is None or not request.fresh:
+            return request
+        if not start.goes_on(request.query, request.batch) and not self._accept_gaps:
+            other = "" if request.query == start.query else f" of another query ({request.query})"
+            raise CheckpointMismatch(
+                f"this state was taken over from query {start.query} of Spark after its batch {start.batch}, and Spark starts "
+                f"at batch {request.batch}{other}: rows would be missing or count twice",
+                todo="Start the query with the checkpointLocation that godwit.continue_spark_query has made; if it is meant to "
+                "read other rows, open the flock with on_gap='accept'",
+                operator=request.operator,
+            )
+        return replace(request, last_batch=max(request.last_batch, start.batch), fresh=False)
 
     def _check_initial(self, operator: str, run: str) -> None:
         if run != self.initial_runs.get(operator):

@@ -7,6 +7,7 @@ runs. Offsets are texts from Spark's offset log, and are only compared.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -22,6 +23,21 @@ def stream_columns(frame: DataFrame, without: str | None = None) -> frozenset[in
         leaf for leaf in _leaves(jframe.queryExecution().analyzed()) if without is None or _format(leaf) != without
     ]
     return frozenset(column for leaf in leaves for column in _columns(leaf))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSource:
+    """A streaming source in the plan of a DataFrame: the ids of its columns, and its format if the plan names one."""
+
+    columns: frozenset[int]
+    format: str | None
+
+
+def stream_sources(frame: DataFrame) -> list[StreamSource]:
+    """The streaming sources of a DataFrame in the order of the plan, in which Spark logs their offsets."""
+    jframe: Any = frame._jdf
+    leaves = _leaves(jframe.queryExecution().analyzed())
+    return [StreamSource(frozenset(_columns(leaf)), _format(leaf)) for leaf in leaves]
 
 
 def sources_under(execution: Any, columns: frozenset[int]) -> list[Any]:

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from godwit.errors import DefinitionError, GodwitError, HostUnavailable, StaleGeneration
 from godwit.model.progress import BatchRef
 from godwit.model.routing import Routing
+from godwit.model.start import Start
 from godwit.runtime.controller import Controller
 from godwit.runtime.messages import Define, OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
@@ -44,6 +45,7 @@ from godwit.spark.define.operator_frame import (
 )
 from godwit.spark.define.output_watermark import with_output_watermark
 from godwit.spark.define.redefinition import check_unused, on_state_of
+from godwit.spark.define.spark_state import SparkState
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.pyspark_api.schemas import input_schema
 from godwit.spark.task_errors import instead_of_sparks, plain_errors
@@ -89,19 +91,28 @@ class OperatorRegistry:
         """Whether hosts have the processor of the operator."""
         return name in self._operators
 
-    def define(self, definition: Definition, initial: DataFrame | GroupedData | None) -> DataFrame:
+    def define(self, definition: Definition, initial: DataFrame | GroupedData | SparkState | None) -> DataFrame:
         check_unused(checked_name(definition.name), self._admission)
         operator = replace(self._partitioned(definition, build(definition)), definition=uuid4().hex)
-        start = None if initial is None else hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
+        start = None
+        if initial is not None and not isinstance(initial, SparkState):
+            start = hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
         if start is not None and operator.spec.ephemeral:
             operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
         recorded = self._directory.operator(definition.name)
         operator = on_state_of(operator, recorded[0] if recorded else None)
         over_stream = recorded is not None and not recorded[0].ephemeral
+        if self._directory.initialised(definition.name):
+            operator = _started(operator, recorded[0].start if recorded else None)
+        elif isinstance(initial, SparkState):
+            operator, start = self._taken_over(operator, initial, recorded is not None and recorded[1] is not None)
         reshaped = over_stream and recorded is not None and not operator.spec.same_forms(recorded[0])
         self._admission.sources[definition.name] = stream_columns(definition.frame, without=timer_source.FORMAT)
         self._admission.merges[definition.name] = bool(operator.spec.merge)
         self._admission.exchanges[definition.name] = definition.by_key
+        self._admission.starts.pop(definition.name, None)
+        if operator.spec.start is not None:
+            self._admission.starts[definition.name] = operator.spec.start
         with self._members.changing, self.at_rest(definition.name) if reshaped else nullcontext():
             check_unused(definition.name, self._admission)  # again: a query may have started meanwhile
             ephemeral = operator.spec.ephemeral
@@ -113,12 +124,31 @@ class OperatorRegistry:
         route = self._route(operator, numbering(definition), routing)
         if start is not None and not operator.spec.ephemeral and not self._directory.initialised(definition.name):
             if recorded is None or recorded[1] is None:
-                self._initialise(operator, start, route)
+                # The elements of a list stay in order; rows of the user may come in any.
+                self._initialise(operator, start if isinstance(initial, SparkState) else by_key(start), route)
             else:
                 _log.warning(
                     "initialState of operator %s is ignored: it has processed batches already", definition.name
                 )
         return self._frame(definition, operator, route)
+
+    def _taken_over(self, operator: Operator, state: SparkState, used: bool) -> tuple[Operator, DataFrame]:
+        """The operator, which begins where the state ends, and the rows of the state. `used`: it has processed batches."""
+        if used:
+            raise DefinitionError(
+                "state of a Spark query was given to an operator that has already processed batches",
+                todo="Give it to an operator with another name, or drop initialState",
+                operator=operator.spec.name,
+            )
+        if operator.spec.ephemeral:
+            raise DefinitionError(
+                "state of a Spark query can be taken over by an operator over a stream only",
+                todo="Use a streaming DataFrame",
+                operator=operator.spec.name,
+            )
+        start = state.start()
+        operator = _started(operator, start)
+        return operator, state.rows(operator, start)
 
     def _partitioned(self, definition: Definition, operator: Operator) -> Operator:
         """The operator with its number of partitions by key, which the checkpoint fixes if it has one already."""
@@ -201,7 +231,7 @@ class OperatorRegistry:
             with plain_errors(route.controller, route.token):
                 yield from Router(replace(route, **INITIAL), task).run(batches, schema)
 
-        instead_of_sparks(self._controller.last_task_error, by_key(frame).mapInArrow(body, "none int").count)
+        instead_of_sparks(self._controller.last_task_error, frame.mapInArrow(body, "none int").count)
         self._directory.write_operator(operator.spec, None, initialised=True)
 
     def admitted(self, name: str) -> None:
@@ -220,3 +250,7 @@ class OperatorRegistry:
                 operator=name,
             )
         return recorded
+
+
+def _started(operator: Operator, start: Start | None) -> Operator:
+    return replace(operator, spec=replace(operator.spec, start=start))
