@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from godwit.runtime.processor.rows import Outputs, Rows, Times
     from godwit.spark.change.migration_handle import Migration
     from godwit.spark.checkpoint.state_view import read_state
-    from godwit.spark.define.continued_query import continue_spark_query
-    from godwit.spark.define.spark_state import spark_state
     from godwit.spark.flock import Flock
+    from godwit.spark.porting.continued_query import continue_spark_query
+    from godwit.spark.porting.spark_state import spark_state
     from godwit.spark.results.measures import Measures
     from godwit.spark.results.migration_summary import MigrationProgress, MigrationSummary
     from godwit.spark.results.status import Status
@@ -59,11 +59,11 @@ _HOMES = {
     "Rows": "godwit.runtime.processor.rows",
     "Status": "godwit.spark.results.status",
     "Times": "godwit.runtime.processor.rows",
-    "continue_spark_query": "godwit.spark.define.continued_query",
+    "continue_spark_query": "godwit.spark.porting.continued_query",
     "errors": "godwit.errors",
     "read_state": "godwit.spark.checkpoint.state_view",
     "rules": "godwit.control.rules",
-    "spark_state": "godwit.spark.define.spark_state",
+    "spark_state": "godwit.spark.porting.spark_state",
     "windows": "godwit.windows",
 }
 

@@ -14,7 +14,7 @@ from godwit.runtime.durable.batch_in_progress import BatchInProgress
 from godwit.runtime.messages import Admit
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.spark.checkpoint.run_admission import RunAdmission
-from godwit.spark.define.spark_state import _check_declared, _Encoder
+from godwit.spark.porting.spark_state import _check_declared, _Encoder
 from godwit.state.changes import position_sub
 from godwit.state.codec import compile_codec
 from godwit.state.deadlines import STAMP_BYTES, expiry_ms

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from godwit.errors import CheckpointMismatch
+from godwit.model.start import Start
 from godwit.runtime.processor.spec import OperatorSpec, schema_of, schema_text
 from godwit.state.layout import PastForm
 from godwit.state.variables import Variable
@@ -40,7 +41,7 @@ def test_a_spec_survives_json_with_everything_in_it() -> None:
 
 
 def test_the_json_form_has_every_field() -> None:
-    spec = replace(SPEC, numbers=(1, 0), past=(PastForm(2, TOTAL, deleted=True),), outputs=1)
+    spec = replace(SPEC, numbers=(1, 0), past=(PastForm(2, TOTAL, deleted=True),), outputs=1, start=Start("q", 7))
     assert set(spec.to_dict()) == set(OperatorSpec.__dataclass_fields__)
 
 

@@ -37,11 +37,11 @@ from godwit.spark.define import timer_source
 from godwit.spark.define.arguments import FlockArguments, check_session, check_silence, check_slots
 from godwit.spark.define.key_columns import Keys, keyed_frame
 from godwit.spark.define.operator_definition import Definition, OperatorOptions
-from godwit.spark.define.spark_state import SparkState
 from godwit.spark.grouped_frame import GroupedFrame
 from godwit.spark.hosts.flock_status import StatusSource, flock_status
 from godwit.spark.hosts.routing_view import RoutingView
 from godwit.spark.hosts.task_slots import taken_slots
+from godwit.spark.porting.spark_state import SparkState
 from godwit.spark.results.measures import Measures
 from godwit.spark.results.status import Status
 from godwit.spark.running_flock import FlockSettings, RunningFlock

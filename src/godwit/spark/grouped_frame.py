@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from godwit.runtime.processor.native import Processor
 from godwit.spark.define.operator_definition import OperatorOptions
-from godwit.spark.define.spark_state import SparkState
+from godwit.spark.porting.spark_state import SparkState
 
 if TYPE_CHECKING:
     from godwit.spark.flock import Flock

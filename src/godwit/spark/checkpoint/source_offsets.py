@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
 Offsets = list[str | None]  # one per source; None if Spark has not asked the source yet
+TIMER_FORMAT: Final = "godwit-timers"  # of the source by which operators with timers get batches without data
 _PYTHON = "Python"  # the beginning of the class name of a stream whose reader is a Python process
 
 

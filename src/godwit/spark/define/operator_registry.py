@@ -45,8 +45,8 @@ from godwit.spark.define.operator_frame import (
 )
 from godwit.spark.define.output_watermark import with_output_watermark
 from godwit.spark.define.redefinition import check_unused, on_state_of
-from godwit.spark.define.spark_state import SparkState
 from godwit.spark.hosts.flock_parts import FlockParts
+from godwit.spark.porting.spark_state import SparkState
 from godwit.spark.pyspark_api.schemas import input_schema
 from godwit.spark.task_errors import instead_of_sparks, plain_errors
 
@@ -148,7 +148,7 @@ class OperatorRegistry:
             )
         start = state.start()
         operator = _started(operator, start)
-        return operator, state.rows(operator, start)
+        return operator, hashed(state.rows(operator, start), operator.spec.key_schema.names)
 
     def _partitioned(self, definition: Definition, operator: Operator) -> Operator:
         """The operator with its number of partitions by key, which the checkpoint fixes if it has one already."""

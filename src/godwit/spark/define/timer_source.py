@@ -20,10 +20,11 @@ from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.messages import CheckTimers
 from godwit.runtime.router.route import Route
 from godwit.spark.checkpoint.flock_directory import read_roster
+from godwit.spark.checkpoint.source_offsets import TIMER_FORMAT
 from godwit.transport import line, typed
 from godwit.transport.flight import Client
 
-FORMAT: Final = "godwit-timers"
+FORMAT: Final = TIMER_FORMAT
 
 
 def register(spark: SparkSession) -> None:

@@ -23,15 +23,14 @@ from pyspark.sql import types as sql
 from godwit.errors import CheckpointMismatch, DefinitionError
 from godwit.model.start import Start
 from godwit.runtime.processor.spec import Operator, OperatorSpec
-from godwit.spark.checkpoint.spark_checkpoint import OPERATOR, SparkCheckpoint
-from godwit.spark.define.operator_frame import hashed
+from godwit.spark.porting.spark_checkpoint import OPERATOR, SparkCheckpoint
 from godwit.spark.pyspark_api.schemas import input_schema, variable_schema
 from godwit.state.changes import TIMERS, position_sub, timer_sub
 from godwit.state.codec import compile_codec
 from godwit.state.layout import shown, variable_obstacles
 from godwit.state.value_conversion import conversion
 from godwit.state.variables import Variable, VariableKind
-from godwit.transport.wire import HASH, STATE_COLUMNS
+from godwit.transport.wire import STATE_COLUMNS
 
 _KINDS: Final[dict[str, VariableKind]] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _COLUMNS: Final[dict[VariableKind, str]] = {"value": "value", "list": "list_value", "map": "user_map_value"}
@@ -57,7 +56,7 @@ class SparkState:
         return Start(checkpoint.query, batch, late_ms, max(late_ms, committed.get("nextBatchWatermarkMs", 0)))
 
     def rows(self, operator: Operator, start: Start) -> DataFrame:
-        """All state as rows: key columns, the number of the variable, sub, value, and the routing hash."""
+        """All state as rows: key columns, the number of the variable, sub and value."""
         spec = operator.spec
         reader = _Reader(self, spec, start.batch)
         variables = reader.variables()
@@ -163,7 +162,7 @@ class _Reader:
         return self._stored(timers, TIMERS, _timers)
 
     def _keyed(self, frame: DataFrame, *columns: Any) -> DataFrame:
-        """The key columns under the names that they have in the operator, then these columns and the routing hash."""
+        """The key columns under the names that they have in the operator, then these columns."""
         names = self._spec.key_schema.names
         stored = cast(sql.StructType, frame.schema["key"].dataType).names
         keys = [sf.col("key").getField(was).alias(now) for was, now in zip(stored, names, strict=False)]
@@ -176,14 +175,13 @@ class _Reader:
                 todo="Give the operator the key columns of the old job, in the same order and with the same types",
                 operator=self._spec.name,
             )
-        return hashed(frame.select(*keys, *columns), names)
+        return frame.select(*keys, *columns)
 
     def _stored(self, frame: DataFrame, number: int, encode: Encode) -> DataFrame:
         keys = len(self._spec.key_schema)
         fields = frame.schema.fields[:keys]
         kinds = (sql.ShortType(), sql.BinaryType(), sql.BinaryType())
         fields += [sql.StructField(name, kind) for name, kind in zip(STATE_COLUMNS, kinds, strict=True)]
-        fields += [sql.StructField(HASH, sql.LongType())]
 
         def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -206,12 +204,8 @@ def _stored_rows(batch: pa.RecordBatch, keys: int, number: int, encode: Encode) 
         pa.array([row[1] for row in rows], pa.binary()),
         pa.array([row[2] for row in rows], pa.binary()),
     ]
-    columns: list[pa.Array[Any]] = [
-        *(column.take(at) for column in batch.columns[:keys]),
-        *stored,
-        batch.columns[-1].take(at),
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names[:keys], *STATE_COLUMNS, HASH])
+    columns: list[pa.Array[Any]] = [*(column.take(at) for column in batch.columns[:keys]), *stored]
+    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names[:keys], *STATE_COLUMNS])
 
 
 def _timers(_: Sequence[Any], cells: Sequence[Any]) -> Iterator[StoredRow]:

@@ -1,7 +1,7 @@
 """A query goes on with a new checkpointLocation, at the offsets and with the watermark of a query that was stopped.
 
 Decides what the new checkpointLocation has of the old one: the query's id, the newest batches of both logs, and the logs of the
-sources, but no state. Sources that only Godwit's operators have (`timer_source`) begin without an offset.
+sources, but no state. Sources that only Godwit's operators have (timers) begin without an offset.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from godwit.errors import CheckpointMismatch
-from godwit.spark.checkpoint.source_offsets import StreamSource, stream_sources
-from godwit.spark.checkpoint.spark_checkpoint import OPERATOR, VOID, Folder, PlannedBatch, SparkCheckpoint
-from godwit.spark.define.timer_source import FORMAT
+from godwit.spark.checkpoint.source_offsets import TIMER_FORMAT, StreamSource, stream_sources
+from godwit.spark.porting.spark_checkpoint import OPERATOR, VOID, Folder, PlannedBatch, SparkCheckpoint
 
 _UNIQUE_IDS = "stateUniqueIds"  # of files of Spark's own state
 
@@ -48,7 +47,7 @@ def continue_spark_query(frame: DataFrame, old: str | os.PathLike[str], new: str
 def _write(source: SparkCheckpoint, draft: Folder, streams: Sequence[StreamSource]) -> None:
     committed = source.committed()
     _check_operators(source, committed)
-    inputs = [at for at, stream in enumerate(streams) if stream.format != FORMAT]
+    inputs = [at for at, stream in enumerate(streams) if stream.format != TIMER_FORMAT]
     source.folder.copy_to("metadata", draft, "metadata")
     for batch in source.batches("offsets"):
         if batch >= committed - 1:  # Spark reads the newest entry and the one before
@@ -88,7 +87,7 @@ def _without_state(version: str, metadata: dict[str, Any]) -> str:
 def _copy_source_logs(old: Folder, draft: Folder, streams: Sequence[StreamSource]) -> None:
     """Spark numbers the sources of a plan, each once: timers shift the numbers of the others."""
     distinct = list({stream.columns: stream for stream in streams}.values())
-    numbers = [at for at, stream in enumerate(distinct) if stream.format != FORMAT]
+    numbers = [at for at, stream in enumerate(distinct) if stream.format != TIMER_FORMAT]
     draft.make("sources")
     for before, now in enumerate(numbers):
         if old.exists(f"sources/{before}"):
