@@ -123,3 +123,9 @@ def test_only_the_batches_behind_the_state_are_admitted(query: str, batch: int, 
             admission._started(request)
         return
     assert admission._started(request).last_batch == (7 if fresh else 2)
+
+
+def test_a_query_may_be_meant_to_read_other_rows() -> None:
+    admission = RunAdmission(None, accept_gaps=True)  # type: ignore[arg-type]  # Spark is not asked here
+    admission.starts["op"] = Start("q", 7)
+    assert admission._started(Admit("op", "r", "run", 0, -1, True)).batch == 0
