@@ -107,7 +107,9 @@ PART_ROWS: Table = [
 @pytest.mark.feature("keys", "Columns as keys (`groupBy(df.id)`)")
 @pytest.mark.feature("keys", "the key is a tuple with rows, a Row with a timer")
 @pytest.mark.feature("timers", "`listTimers` names the timer that fires")
-@pytest.mark.parametrize("keys", ["id", "st", "st.q id", "Column"])
+@pytest.mark.parametrize(
+    "keys", ["id", "st", *(pytest.param(k, marks=pytest.mark.long) for k in ("st.q id", "Column"))]
+)
 @pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_keys_are_shown_alike(engines: SideBySide, flavour: Flavour, keys: str) -> None:
     columns: Any = keys.split() if keys != "Column" else (sf.col("at"), sf.col("id"))
@@ -146,7 +148,9 @@ def test_maps_are_no_keys(engines: SideBySide) -> None:
     "pandas", "`spark.sql.execution.arrow.maxRecordsPerBatch` and `maxBytesPerBatch` limit a DataFrame"
 )
 @pytest.mark.parametrize(
-    "limit", [{"maxRecordsPerBatch": "2"}, pytest.param({"maxBytesPerBatch": "2"}, marks=pytest.mark.long)], ids=str
+    "limit",
+    [pytest.param({name: "2"}, marks=pytest.mark.long) for name in ("maxRecordsPerBatch", "maxBytesPerBatch")],
+    ids=str,
 )
 def test_the_rows_of_a_key_come_in_dataframes_of_limited_size(engines: SideBySide, limit: dict[str, str]) -> None:
     named = {f"spark__sql__execution__arrow__{name}": value for name, value in limit.items()}

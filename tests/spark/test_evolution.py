@@ -190,6 +190,7 @@ def test_a_cell_is_run_again_with_fields_added_moved_widened_and_removed(job: Jo
     spark="with the next batch",
     godwit="when the operator is defined",
 )
+@pytest.mark.long
 def test_a_deleted_variable_starts_anew(job: Job) -> None:
     job.run(job.define(Total()))
     job.run(job.define(Deleting()))
@@ -291,6 +292,7 @@ def test_copies_of_a_standby_take_the_new_form_too(job: Job) -> None:
     assert {row.n for row in job.run(job.define(Wider()))} == {2}
 
 
+@pytest.mark.long
 def test_a_batch_operator_is_defined_again_as_often_as_one_likes(job: Job) -> None:
     """Also under the name of an operator over a stream, whose state stays."""
     job.run(job.define(Wider()))

@@ -16,7 +16,7 @@ from benchmarks.running.realtime import RealTime
 from godwit.errors import DefinitionError
 from godwit.workload import Workload
 from tests.spark import processors
-from tests.spark.processors import FLAVOURS, Flavour, flavoured
+from tests.spark.processors import FLAVOURS_LONG, Flavour, flavoured
 from tests.spark.side_by_side import Case, Feed, Seen, SideBySide, Table
 
 ROWS = pa.schema({"id": pa.string(), "value": pa.int64()})
@@ -56,7 +56,7 @@ def batch(engines: SideBySide) -> DataFrame:
     return left.union(right)
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_a_stream(engines: SideBySide, flavour: Flavour) -> None:
     """Each key is called once in a batch, with all its rows, and its timer that is due fires in that batch, after them."""
     with engines.spark_settings():
@@ -67,7 +67,7 @@ def test_a_stream(engines: SideBySide, flavour: Flavour) -> None:
     assert with_rows[0]["('a',)"] == ["('rows', '1 3 11')", "('timer', '3')"]
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_a_batch_dataframe(engines: SideBySide, flavour: Flavour) -> None:
     with engines.spark_settings():
         expected = sorted(map(tuple, case(flavour).on_spark(batch(engines)).collect()))
@@ -107,7 +107,7 @@ def test_without_batches_without_data_timers_wait_for_data(engines: SideBySide) 
 
 def test_the_number_of_partitions_is_fixed_with_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     frame = Feed(tmp_path / "feed", ROWS).stream(spark)
-    for given, fixed in (({"partitions": 3}, 3), ({}, 3), ({"partitions": 5}, 5), ({}, 5)):
+    for given, fixed in (({"partitions": 3}, 3), ({}, 3), ({"partitions": 5}, 5)):
         with godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "flock") as flock:
             case(**given).on_flock(flock, frame, "calls")
             assert flock._running.operators.known("calls")[0].partitions == fixed
