@@ -189,7 +189,13 @@ def test_beside_an_operator_whose_timers_fire(
     other = Inputs(spark, tmp_path / "others")
     counted = flock.process(stream(inputs), "key", Count(), name=name)
     reminded = flock.transformWithState(
-        other.topics(), "key", Reminder(), Reminder.OUTPUT, timeMode="processingTime", name=f"{name}-timers"
+        other.topics(),
+        "key",
+        Reminder(),
+        Reminder.OUTPUT,
+        timeMode="processingTime",
+        name=f"{name}-timers",
+        partitions=1,  # a tick for each
     )
     inputs.grow()
     other.grow()
