@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import godwit
 from tests.spark import processors
-from tests.spark.processors import FLAVOURS, FLAVOURS_LONG, SCRIPT, Flavour, flavoured
+from tests.spark.processors import FLAVOURS_LONG, SCRIPT, Flavour, flavoured
 from tests.spark.side_by_side import Case, SideBySide, Table
 
 VALUES = pa.schema({"id": pa.string(), "value": pa.float64(), "word": pa.string()})
@@ -57,7 +57,7 @@ def test_documented_processors_give_the_same_rows_in_every_batch(
 
 
 @pytest.mark.feature("state", "every method of ValueState, ListState and MapState")
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", FLAVOURS_LONG)
 def test_every_state_method_answers_alike(engines: SideBySide, flavour: Flavour) -> None:
     schema = pa.schema({"id": pa.string(), "op": pa.string(), "word": pa.string(), "n": pa.int64()})
     words = ["u", "v", "u", "w", "uv"]

@@ -447,6 +447,7 @@ def is_reinterpreted(obstacle: Obstacle) -> bool:
 
 @settings(max_examples=150)
 @given(old=schemas, new=schemas)
+@pytest.mark.long
 def test_spark_allows_what_is_allowed_and_refuses_or_reinterprets_the_rest(
     old: str, new: str, avro_reads: Callable[[str, str], bool]
 ) -> None:

@@ -180,7 +180,8 @@ def test_a_new_name_on_an_old_checkpoint_of_spark_is_refused(
     assert refusal(run(renamed, tmp_path, rows_came))
 
 
-@pytest.mark.parametrize("stream", [Inputs.topics, pytest.param(Inputs.file, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stream", [Inputs.topics, Inputs.file])
 def test_beside_an_operator_whose_timers_fire(
     stream: Callable[[Inputs], DataFrame], flock: godwit.Flock, inputs: Inputs, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_the_slowest_partition_cannot_be_followed_through_the_exchange(engines: 
         case(watermark_policy="min").on_flock(engines.flock, stream(engines), engines.name())
 
 
+@pytest.mark.long
 def test_a_batch_without_rows_for_the_operator(spark: SparkSession, tmp_path: Path) -> None:
     """Its rows are filtered out before the exchange, so Spark may run no task; the next run goes on all the same."""
     feed = Feed(tmp_path / "feed", ROWS)
