@@ -29,8 +29,8 @@ lint: venv ## ruff, its formatting, and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src/godwit benchmarks
 
-test: lint ## lint, then every test but the long ones
-	$(WITH_JAVA) $(BIN)/pytest -m "not long" $(ARGS)
+test: lint ## lint, then every test but the long ones, in two processes (JOBS=2)
+	$(WITH_JAVA) $(BIN)/pytest -m "not long" --numprocesses $(or $(JOBS),2) --dist loadfile $(ARGS)
 
 test-unit: venv ## the tests that need no Spark and no Java
 	$(BIN)/pytest -m "not spark and not faults and not long" $(ARGS)

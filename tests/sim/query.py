@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
@@ -165,7 +165,7 @@ class Query:
         """As the product's job does that loads initial state: the first operator takes it, and nothing comes out."""
         chunks = self._read(lane)
         task = Task(BatchRef("initial", f"{self.name}-initial-{run}", batch), f"initial-{lane}")
-        route = replace(self._route(self.operators[0]), event_time=None, merge=(), checked=False, partitions=0)
+        route = self._route(self.operators[0]).of_initial_rows()
         rows = (batch_of(rows).drop_columns([CHECK]) for rows in chunks)
         with closing(cast("Generator[pa.RecordBatch]", Router(route, task).run(rows, INPUT))) as batches:
             for _ in batches:

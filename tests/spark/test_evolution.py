@@ -125,9 +125,10 @@ class Job:
         given = {"timeMode": "none", "name": NAME} | changed
         return self.flock.transformWithState(self.feed.stream(self.spark), "key", processor, processor.OUTPUT, **given)
 
-    def start(self, frame: DataFrame) -> StreamingQuery:
+    def start(self, frame: DataFrame, location: str | None = "spark") -> StreamingQuery:
         writer = frame.writeStream.foreachBatch(lambda batch, _: self.outputs.extend(batch.collect()))
-        self.query = writer.option("checkpointLocation", str(self.root / "spark")).outputMode("update").start()
+        located = writer if location is None else writer.option("checkpointLocation", str(self.root / location))
+        self.query = located.outputMode("update").start()
         return self.query
 
     def run(self, frame: DataFrame, *rows: tuple[str, int]) -> list[Row]:
@@ -278,6 +279,41 @@ def test_a_dataframe_of_an_earlier_definition_is_refused(job: Job) -> None:
     query.processAllAvailable()
     query.stop()
     assert len(job.outputs) == len(KEYS)
+
+
+@pytest.mark.feature("life of a processor", "the state of a query without checkpointLocation ends with the query")
+def test_an_operator_whose_query_had_no_checkpoint_location_begins_anew(job: Job) -> None:
+    """A cell of a notebook, run again: Spark has forgotten the query, and reads all of its input once more."""
+    job.feed.add([(key, 1) for key in KEYS])
+
+    def run_cell(processor: Total, **changed: Any) -> list[int]:
+        job.outputs.clear()
+        query = job.start(job.define(processor, **changed), location=None)
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        assert len(job.outputs) == len(KEYS)
+        return sorted({row.n for row in job.outputs})
+
+    assert run_cell(Total()) == [1]
+    assert job.flock.move(NAME, keys=["k0", "k1"], to="host-1").wait(60)
+    assert run_cell(Total()) == [1]
+    assert job.state("k1").host == "host-1", "owners stay as they are"
+    assert run_cell(Total(), timeMode="processingTime") == [1], "nothing has to fit what is not there"
+    with pytest.raises(StreamingQueryException, match="not yet"):
+        run_cell(Lost())
+    job.flock.close()
+    job.open(3)
+    assert run_cell(Wider()) == [1]
+    assert job.read().value == Row(n=1, share=None, last="1")
+    assert [entry for entry in job.flock.history() if "begun anew" in str(entry)]
+    frame = job.define(Wider())
+    first = job.start(frame, location=None)
+    first.processAllAvailable()
+    first.stop()
+    with pytest.raises(StreamingQueryException, match="If it had none, define the operator again"):
+        job.start(frame, location=None).processAllAvailable()
 
 
 @pytest.mark.long

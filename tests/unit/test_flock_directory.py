@@ -221,3 +221,29 @@ def test_a_damaged_operator_is_corrupt_and_named(tmp_path: Path) -> None:
         path.write_text(damaged)
         with pytest.raises(CheckpointCorrupt, match=r"operators/speed\.json"):
             directory.operator("speed")
+
+
+def test_an_operator_that_begins_anew_is_not_bound_and_its_state_counts_as_there_until_all_have_dropped_it(
+    tmp_path: Path,
+) -> None:
+    directory = opened(tmp_path)
+    directory.write_operator(SPEC, Binding("q", "/spark/ck"), initialised=True)
+    directory.begin_anew(replace(SPEC, life=1))
+    assert directory.operator("speed") == (replace(SPEC, life=1), None)
+    assert directory.dropping("speed")
+    assert not directory.initialised("speed")
+    directory.write_operator(replace(SPEC, life=1), None)
+    assert not directory.dropping("speed")
+
+
+@pytest.mark.parametrize(
+    ("location", "temporary"),
+    [
+        ("file:/tmp/temporary-0d3f8e3e-2b7f-4b0a-9f4e-3a9d1c2b4e5f", True),
+        ("/tmp/temporary-0d3f8e3e-2b7f-4b0a-9f4e-3a9d1c2b4e5f/", True),
+        ("/data/temporary-state", False),
+        ("/tmp/temporary-0d3f8e3e-2b7f-4b0a-9f4e-3a9d1c2b4e5f/mine", False),
+    ],
+)
+def test_a_checkpoint_that_spark_has_made_is_known_by_its_name(location: str, temporary: bool) -> None:
+    assert Binding("q", location).temporary is temporary

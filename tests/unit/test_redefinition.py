@@ -10,7 +10,9 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
-from godwit.errors import CheckpointMismatch, ProcessorFailed
+from godwit.errors import CheckpointMismatch, GodwitError, ProcessorFailed
+from godwit.model.progress import BatchRef
+from godwit.model.units import Units
 from godwit.runtime.messages import OperatorDefinition
 from godwit.runtime.processor.spec import Operator
 from godwit.spark.define.redefinition import on_state_of
@@ -114,6 +116,60 @@ def test_code_that_is_replaced_is_closed(host: BenchHost, tmp_path: Path) -> Non
     host.instances.define(OperatorDefinition.of(again(Wider(), host)))
     assert (tmp_path / "closed").exists()
     assert host.instance.definition == "later"
+
+
+# -- without the state of before -----------------------------------------------------------------------------------
+
+
+def in_another_life(host: BenchHost, processor: Everything | None = None) -> Operator:
+    operator = operator_of(processor)
+    return replace(operator, spec=replace(operator.spec, life=host.instance.spec.life + 1, time_mode="processingTime"))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_an_operator_that_begins_anew_has_its_units_and_no_state(host: BenchHost, compact: bool) -> None:
+    gone = Units(frozenset({3}))
+    host.ownership.cut(gone, "host-1")
+    host.ownership.release("m/0", gone, "host-1")
+    before = host.ownership
+    host.instances.define(OperatorDefinition.of(in_another_life(host)))
+    for _ in range(2):
+        assert host.instance.state.key_count == 0
+        assert not list(host.instance.ledger.entries())
+        assert host.instance.progress.query is None, "any query may begin with it"
+        assert host.ownership.to_dict() == before.to_dict()
+        if compact:
+            compacted(host)
+        restart(host, replace(operator_of(), spec=replace(operator_of().spec, life=1)))
+    host.do(lambda instance: instance.open(BatchRef("another", "run", 0), "0", 1, welcome))
+
+
+def test_a_task_that_still_has_the_state_of_before_changes_nothing(host: BenchHost) -> None:
+    old = host.instance
+    host.instances.define(OperatorDefinition.of(in_another_life(host)))
+    lsn = host.shared.lsn
+    for late in (
+        lambda: old.finish(request(0), "0", 2, None),
+        lambda: old.apply(request(0), "0", chunk_of([("c", 3)], 2)),
+    ):
+        with pytest.raises(GodwitError):
+            late()
+    restart(host, in_another_life(host))
+    assert host.instance.state.key_count == 0
+    assert host.shared.lsn >= lsn
+
+
+def test_a_definition_that_fails_leaves_the_state_of_before(host: BenchHost) -> None:
+    class Failing(Everything):
+        def __reduce__(self) -> Any:
+            return _failing, ()
+
+    with pytest.raises(ProcessorFailed, match=r"model\.bin"):
+        host.instances.define(OperatorDefinition.of(in_another_life(host, Failing())))
+    assert host.instance.state.key_count == 2
+    host.do(lambda instance: instance.apply(request(0), "0", chunk_of([("c", 3)], 2)))
+    host.instances.define(OperatorDefinition.of(in_another_life(host)))
+    assert host.instance.state.key_count == 0
 
 
 # -- windows ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from godwit.model.start import Start
 from godwit.runtime.durable.batch_in_progress import BatchInProgress
 from godwit.runtime.messages import Admit
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.spark.checkpoint.run_admission import RunAdmission
+from godwit.spark.checkpoint.run_admission import Admitted, RunAdmission
 from godwit.spark.porting.spark_state import _check_declared, _Encoder
 from godwit.state.changes import position_sub
 from godwit.state.codec import compile_codec
@@ -116,7 +116,7 @@ def test_the_checkpoint_remembers_where_the_state_ends() -> None:
 )
 def test_only_the_batches_behind_the_state_are_admitted(query: str, batch: int, fresh: bool, admitted: bool) -> None:
     admission = RunAdmission(None, accept_gaps=False)  # type: ignore[arg-type]  # Spark is not asked here
-    admission.starts["op"] = Start("q", 7)
+    admission.operators["op"] = Admitted(start=Start("q", 7))
     request = Admit("op", query, "run", batch, -1 if fresh else 2, fresh)
     if not admitted:
         with pytest.raises(CheckpointMismatch, match="taken over from query q of Spark after its batch 7"):
@@ -127,5 +127,5 @@ def test_only_the_batches_behind_the_state_are_admitted(query: str, batch: int, 
 
 def test_a_query_may_be_meant_to_read_other_rows() -> None:
     admission = RunAdmission(None, accept_gaps=True)  # type: ignore[arg-type]  # Spark is not asked here
-    admission.starts["op"] = Start("q", 7)
+    admission.operators["op"] = Admitted(start=Start("q", 7))
     assert admission._started(Admit("op", "r", "run", 0, -1, True)).batch == 0

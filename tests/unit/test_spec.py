@@ -41,7 +41,8 @@ def test_a_spec_survives_json_with_everything_in_it() -> None:
 
 
 def test_the_json_form_has_every_field() -> None:
-    spec = replace(SPEC, numbers=(1, 0), past=(PastForm(2, TOTAL, deleted=True),), outputs=1, start=Start("q", 7))
+    past = (PastForm(2, TOTAL, deleted=True),)
+    spec = replace(SPEC, numbers=(1, 0), past=past, outputs=1, start=Start("q", 7), life=1)
     assert set(spec.to_dict()) == set(OperatorSpec.__dataclass_fields__)
 
 

@@ -128,9 +128,8 @@ class FiredLanes:
         """Keys of a released step belong to this host again, because the target was lost before it owned them."""
         released = dict(self.released)
         release = released.pop(step, None)
-        unknown = Arrival(
-            units, frozenset(without)
-        )  # released in an earlier batch: nothing has fired for it in this one
+        # A step that was released in an earlier batch is unknown: nothing has fired for it in this one.
+        unknown = Arrival(units, frozenset(without))
         return replace(self, released=released).arrived((unknown,) if release is None else release.keys)
 
     def left_unfired(self, lane: int) -> list[tuple[str, str]]:

@@ -102,8 +102,8 @@ class Changes:
         keys = blocks[0].keys if len(blocks) == 1 else list(chain.from_iterable(b.keys for b in blocks))
         arrays = [
             *key_codec.to_arrow(keys),
-            pa.array(np.repeat(np.array([b.var for b in blocks], np.int16), lengths)),
-            pa.array(np.repeat(np.array([b.op for b in blocks], np.int8), lengths)),
+            _repeated([b.var for b in blocks], lengths, np.int16),
+            _repeated([b.op for b in blocks], lengths, np.int8),
             _binary([b.subs for b in blocks], lengths),
             _binary([b.values for b in blocks], lengths),
         ]
@@ -121,6 +121,12 @@ def changes_schema(key_codec: KeyCodec) -> pa.Schema:
             pa.field("value", pa.binary()),
         ]
     )
+
+
+def _repeated(numbers: list[int], lengths: list[int], kind: type[np.integer[Any]]) -> pa.Array[Any]:
+    """Each number as often as its length says."""
+    one = len(numbers) == 1
+    return pa.array(np.full(lengths[0], numbers[0], kind) if one else np.repeat(np.array(numbers, kind), lengths))
 
 
 def _binary(parts: Sequence[Sequence[bytes] | None], lengths: Sequence[int]) -> pa.Array[Any]:

@@ -106,7 +106,7 @@ class Expiry(Generic[T]):
         self._looked_at: list[tuple[int, T]] = []
 
     def stamp(self, payload: bytes) -> bytes:
-        return _STAMP.pack(self._now.ms + self.ttl_ms) + payload
+        return stamped_at(self._now.ms + self.ttl_ms, payload)
 
     def live(self, stamped: bytes) -> bytes | None:
         """The payload without its stamp, None if its time is over."""
@@ -134,6 +134,11 @@ class Expiry(Generic[T]):
         for at_ms, item in self._looked_at:
             self.watch(item, at_ms)
         self._looked_at.clear()
+
+
+def stamped_at(expiry_ms: int, payload: bytes) -> bytes:
+    """The form in which a payload is stored that ends at this time."""
+    return _STAMP.pack(expiry_ms) + payload
 
 
 def expiry_ms(stamped: bytes) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ def memory_bytes_max(state_bytes_max: int | None) -> int:
     return MEMORY_BYTES_MAX if state_bytes_max is None else state_bytes_max // LEDGER_SHARE
 
 
+@lru_cache(maxsize=256)
 def with_rows(schema: pa.Schema) -> pa.Schema:
     """An output schema with the row column in front."""
     return pa.schema([pa.field(ROW, pa.int64(), nullable=False), *schema])

@@ -17,8 +17,13 @@ STATE_COLUMNS = ("__godwit_var", "__godwit_sub", "__godwit_value")  # behind the
 CHECK = "__godwit_check"  # 32 bits of a row's content; if a chunk has this column, it comes before the row numbers
 
 
+# Made once: `json.dumps` and `json.loads` make an encoder, and look for the encoding, in every call.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
+
+
 def pack(kind: str, **fields: Any) -> bytes:
-    return json.dumps({"v": WIRE_VERSION, "kind": kind, **fields}, separators=(",", ":")).encode()
+    return _encode({"v": WIRE_VERSION, "kind": kind, **fields}).encode()
 
 
 def pack_error(error: GodwitError) -> bytes:
@@ -44,7 +49,7 @@ def _error_of(error: Any) -> GodwitError:
 
 def _parse(data: bytes | memoryview | None) -> dict[str, Any]:
     try:
-        header = json.loads(bytes(data or b""))
+        header = _decode(str(data or b"", "utf-8"))
     except ValueError:
         raise MalformedRequest(
             "a message without a readable header", todo="Speak to hosts through godwit only"

@@ -37,9 +37,9 @@ class BatchInProgress:
     # Keys of groups in `fired_elsewhere` that were apart from the group when its timers fired: theirs have not fired.
     unfired_keys: frozenset[int] = frozenset()
     unfired: Units = field(default_factory=Units)  # of a lost owner that had not fired, after this instance had
-    fired_lanes: FiredLanes = field(
-        default_factory=FiredLanes
-    )  # where lanes are made by key; the fields above are not used then
+    # If timers fire at the end of lanes: which lanes have fired. Of the fields above, `fired` alone counts then, for state that
+    # has outlived its time.
+    fired_lanes: FiredLanes = field(default_factory=FiredLanes)
     # By step of a hand-over: outputs of timers fired by the previous owner. Counted when the step is served.
     pending_outputs: dict[str, list[tuple[str, Entry]]] = field(default_factory=dict)
 

@@ -187,8 +187,7 @@ class Copies:
             if self._unrelated(message.step, progress):
                 return False
             same = instance.progress.same_attempt(progress)
-            between_batches = instance.spec.time_mode != "none" and not instance.spec.timers_end_lanes
-            if not between_batches or message.released or message.lost:
+            if not instance.spec.timers_between_batches or message.released or message.lost:
                 return True
             if same and "unfired" in mark and Units.from_dict(mark["unfired"]):
                 return False  # timers of a lost host, which the origin fires when the next lane opens

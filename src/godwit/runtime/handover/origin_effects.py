@@ -233,11 +233,10 @@ class OriginEffects:
     def _take_back(self, step: int) -> None:
         handover, instance = self.handover, self._shared.instance
         with self._shared.changed:
-            name, ownership, batch = handover.name(step), handover.shared.ownership, instance.batch
+            name, ownership = handover.name(step), handover.shared.ownership
             units = ownership.outgoing[name].units
             ownership.take_back(name)
-            batch.fired_lanes = batch.fired_lanes.take_back(name, units, ownership.apart(units))
-            lsn = instance.write([instance.mark_part(), instance.own_part()])
+            lsn = instance.write([*self._timers_taken_back(name, units), instance.own_part()])
             self._shared.changed.notify_all()
         self._log.sync(lsn)
         handover.close_step(step)
@@ -250,6 +249,15 @@ class OriginEffects:
         name, target, batch = self.handover.name(step), self.handover.request.target, instance.batch
         apart, count = ownership.apart(units), len(ownership.groups)
         batch.fired_lanes = batch.fired_lanes.release(name, target, units, apart, count)
+        return [instance.mark_part()]
+
+    def _timers_taken_back(self, name: str, units: Units) -> list[NewPart]:
+        """The other way round: the timers of these units that had not fired when they left fire here."""
+        instance, ownership = self._shared.instance, self._shared.ownership
+        if not instance.spec.timers_end_lanes:
+            return []
+        batch = instance.batch
+        batch.fired_lanes = batch.fired_lanes.take_back(name, units, ownership.apart(units))
         return [instance.mark_part()]
 
     def _resume(self, step: int, units: Units) -> None:

@@ -92,7 +92,7 @@ class LaneExchange:
     def _open(self, shared: SharedInstance, lane: OpenLane) -> Work:
         """A lane begins a batch here. If the operator has timers, it waits while units are between two owners."""
         instance, request = shared.instance, lane.request
-        timers = instance.spec.time_mode != "none" and not instance.spec.timers_end_lanes
+        timers = instance.spec.timers_between_batches
 
         def ready() -> bool:
             fires = lane.carries and (instance.batch.has_unfired_timers or instance.timers.awaits_outputs)

@@ -28,7 +28,8 @@ class BatchChecks:
                 raise CheckpointMismatch(
                     f"this state belongs to query {progress.query}, not to query {request.query}: Spark's checkpoint is "
                     "missing or another one",
-                    todo="Start the query with the checkpointLocation it had, or use a fresh checkpoint directory for both",
+                    todo="Start the query with the checkpointLocation it had, or use a fresh checkpoint directory for both. If "
+                    "it had none, define the operator again: its state ended with the query",
                     **where,
                 )
             case Verdict.STALE_RUN:

@@ -40,8 +40,7 @@ class Batches:
         spec, batch = self._memory.spec, self._memory.batch
         # Timers from initial state wait for the rows of the first batch, as in Spark.
         is_first = batch.times.processing_ms == 0
-        between = spec.time_mode != "none" and not spec.timers_end_lanes
-        batch.due = batch.times_at(now_ms, spec) if between and not is_first else None
+        batch.due = batch.times_at(now_ms, spec) if spec.timers_between_batches and not is_first else None
         batch.fired = False
         batch.fired_elsewhere, batch.unfired_keys, batch.pending_outputs = [], frozenset(), {}
         batch.unfired, batch.firings = Units(), 0  # timers that have not fired are due in the new batch, too

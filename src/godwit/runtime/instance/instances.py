@@ -19,7 +19,7 @@ from godwit import ports
 from godwit.errors import DefinitionError, UnsupportedQuery
 from godwit.model.ownership import Ownership
 from godwit.model.routing import Routing
-from godwit.runtime.durable.journal import NewPart, Unwritten
+from godwit.runtime.durable.journal import Dropped, NewPart, Unwritten
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.messages import OperatorDefinition
@@ -100,7 +100,9 @@ class Instances:
             self._operators[name] = operator
             if operator.spec.ephemeral:
                 return
-            shared = self._named.get(name) or SharedInstance(self._fresh(name, operator.spec))
+            known = self._named.get(name)
+            ended = known if known is not None and known.instance.spec.life < operator.spec.life else None
+            shared = known if known is not None and ended is None else self._without_state(operator.spec, ended)
             self.own(shared, definition.routing)
             with shared.lock:
                 shared.instance.definition = ""
@@ -108,9 +110,30 @@ class Instances:
                 shared.instance.attach(operator.spec, self._adapter(operator))
                 shared.instance.definition = operator.definition
                 owned = [shared.instance.own_part()] if shared.instance.ownership is not None else []
-                shared.instance.write([shared.instance.define_part(), *owned])
+                # One frame, so that no crash separates the end of an earlier life from the units that stay here.
+                dropped = [] if ended is None else [self._end(ended)]
+                shared.instance.write([*dropped, shared.instance.define_part(), *owned])
             self._log.flush(shared.lsn)
             self._named[name] = shared
+
+    def _without_state(self, spec: OperatorSpec, ended: SharedInstance | None) -> SharedInstance:
+        """An instance that begins; it owns the units of the one whose life has ended."""
+        shared = SharedInstance(self._fresh(spec.name, spec))
+        if ended is not None:
+            with ended.lock:
+                shared.instance.memory.ownership = ended.instance.ownership
+                shared.paused = ended.paused
+        return shared
+
+    def _end(self, shared: SharedInstance) -> NewPart:
+        """End an instance. The part says so in the changelog. A task that still has the instance changes nothing any more."""
+        instance = shared.instance
+        with shared.lock:
+            instance.durable.journal = Dropped(instance.spec.name)
+            instance.close()
+            instance.state.close()
+            instance.code.marker.close()
+        return {"kind": "drop", "op": instance.name}, b""
 
     def _adapter(self, operator: Operator) -> Any:
         try:
@@ -181,12 +204,7 @@ class Instances:
         return instance.initialise("initial", batch, np.arange(len(batch)), hashes, self._resources.clock_ms()).parts
 
     def _drop(self, name: str) -> None:
-        shared = self._named.pop(name)
-        with shared.lock:
-            shared.instance.close()
-            shared.instance.state.close()
-            shared.instance.code.marker.close()
-            self._log.append([({"kind": "drop", "op": name}, b"")])
+        self._log.append([self._end(self._named.pop(name))])
 
     def settled(self) -> dict[str, int]:
         """The last batch of each instance that is committed. The log says so on disk when this returns.

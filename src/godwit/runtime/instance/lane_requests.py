@@ -65,9 +65,8 @@ class LaneRequests:
         if unknown := verdict is Verdict.UNKNOWN_RUN:  # admitted above; nothing of the batch is applied here
             batch.progress = batch.progress.admit(request)
             batch.merge = memory.spec.merge
-            batch.fired_lanes = (
-                batch.fired_lanes.anew()
-            )  # lanes that had nothing to fire may have other rows in this run
+            # Lanes that had nothing to fire may have other rows in this run.
+            batch.fired_lanes = batch.fired_lanes.anew()
             verdict = batch.progress.judge(request)
         self._checks.check(verdict, request, lane)
         if begins := verdict is not Verdict.SAME:

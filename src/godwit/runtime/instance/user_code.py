@@ -112,7 +112,7 @@ def _trace_of_user_code(error: BaseException) -> str:
 def _tagged(outputs: Outputs, rows: Index | None = None) -> pa.RecordBatch:
     """Outputs with the row column in front, in row order. `rows`: the rows that the indices mean, if not themselves."""
     batch, row = outputs.batch, outputs.row_index if rows is None else rows[outputs.row_index]
-    if len(row) > 1 and (np.diff(row) < 0).any():
+    if len(row) > 1 and (row[1:] < row[:-1]).any():
         order = np.argsort(row, kind="stable")
         batch, row = batch.take(order), row[order]
     return pa.RecordBatch.from_arrays([pa.array(row, pa.int64()), *batch.columns], schema=with_rows(batch.schema))

@@ -1,4 +1,4 @@
-"""From a chunk of rows to rows by key, without a Python loop over rows."""
+"""From a chunk of rows to rows by key; where there are many rows, without a Python loop over them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from godwit.runtime.processor.rows import Index, Rows
 from godwit.state.keys import Key, KeyCodec
 
 Codes = npt.NDArray[np.int32]
+FEW_ROWS = 64  # up to so many rows, setting up the vectorised way takes longer than a loop
 
 
 def group_by_key(batch: pa.RecordBatch, row_index: Index, key_codec: KeyCodec) -> Rows:
     """Rows of the batch by their key columns, which go by the names in the key schema."""
     columns = [batch.column(batch.schema.get_field_index(name)) for name in key_codec.schema.names]
-    keys, codes = _distinct(key_codec.plain_columns(columns), key_codec)
+    if len(row_index) <= FEW_ROWS:
+        keys, codes = _merged(key_codec.from_arrow(columns), None)
+    else:
+        keys, codes = _distinct(key_codec.plain_columns(columns), key_codec)
     return Rows(batch, row_index, keys, codes)
 
 
@@ -33,11 +37,14 @@ def _distinct(columns: list[pa.Array[Any]], key_codec: KeyCodec) -> tuple[list[K
     return _merged(keys, codes)
 
 
-def _merged(keys: list[Key], codes: Codes) -> tuple[list[Key], Codes]:
-    """Values that differ in Arrow but are one key (0.0 and -0.0) become one."""
+def _merged(keys: list[Key], codes: Codes | None) -> tuple[list[Key], Codes]:
+    """Each key once. `codes`: the key of every row; None if the keys are those of the rows, in their order.
+
+    Values that differ in Arrow may be one key (0.0 and -0.0).
+    """
     place: dict[Key, int] = {}
     renumber = np.array([place.setdefault(key, len(place)) for key in keys], np.int32)
-    return list(place), renumber[codes]
+    return list(place), renumber if codes is None else renumber[codes]
 
 
 def _codes(column: pa.Array[Any]) -> Codes:

@@ -75,6 +75,8 @@ class Rows:
     @cached_property
     def rank(self) -> Index:
         """For each row, how many rows of the same key came before it in this chunk."""
+        if len(self.keys) == len(self.codes):
+            return np.zeros(len(self.codes), np.int64)
         rank = np.empty(len(self.codes), np.int64)
         rank[self.order] = np.arange(len(self.codes)) - np.repeat(self.bounds[:-1], self.counts)
         return rank

@@ -55,11 +55,17 @@ class OperatorSpec:
     outputs: int = 0  # counts the changes of the output schema
     partitions: int = 0  # the input is partitioned by key into so many lanes; 0: a lane is a partition of the input
     start: Start | None = None  # where the state of a Spark query ends that this operator has taken over
+    life: int = 0  # counts how often the operator has begun anew, without the state that it had
 
     @property
     def timers_end_lanes(self) -> bool:
-        """Whether timers fire at the end of their key's lane. Otherwise they fire between two batches."""
+        """Whether timers fire at the end of their key's lane."""
         return self.partitions > 0 and self.time_mode != "none"
+
+    @property
+    def timers_between_batches(self) -> bool:
+        """Whether timers fire when the next batch begins, because no lane has all rows of a key."""
+        return self.partitions == 0 and self.time_mode != "none"
 
     @property
     def layout(self) -> Layout:
@@ -77,6 +83,7 @@ class OperatorSpec:
             "past": [past.to_json() for past in self.past],
             "outputs": self.outputs,
             "start": None if self.start is None else self.start.to_dict(),
+            "life": self.life,
         }
         return {name: value for name, value in changed.items() if value} | {
             "name": self.name,
@@ -122,7 +129,8 @@ class OperatorSpec:
         layout = stored.layout.evolved(self.variables, deleted)
         plain = not layout.past and layout.numbers == tuple(range(len(layout.numbers)))
         outputs = stored.outputs + (not self.output_schema.equals(stored.output_schema))
-        return replace(self, numbers=() if plain else layout.numbers, past=layout.past, outputs=outputs)
+        numbers = () if plain else layout.numbers
+        return replace(self, numbers=numbers, past=layout.past, outputs=outputs, life=stored.life)
 
     def _check_fits(self, stored: OperatorSpec, deleted: Sequence[str]) -> None:
         fixed = [

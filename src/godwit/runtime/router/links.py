@@ -38,7 +38,7 @@ class Links:
         have moved there before the batch had begun anywhere.
         """
         self._open(hosts, self._task)
-        while self._route.timers and not self._route.partitions:
+        while self._route.timers_between_batches:
             missed = any(link.missed for link in self._links.values())
             if missed:
                 self._open_again()
@@ -67,16 +67,14 @@ class Links:
         _connect(live)
 
     def open(self, hosts: Iterable[str]) -> None:
-        """Hosts that are not open yet have joined since the batch began, so none of their timers is due in it."""
+        """Hosts that are not open yet have joined since the batch began, so they have not fired timers for this lane."""
         self._open(hosts, replace(self._task, carries=False))
 
     def _open(self, hosts: Iterable[str], task: Task) -> None:
         new = [Link(host, self._route, task, self._schema, self._left) for host in hosts if host not in self._links]
         self._links |= {link.host: link for link in new}
-        if (
-            self._route.timers and not self._route.partitions
-        ):  # a batch does not begin while a host is away, so timers of all hosts fire together
-            for link in new:
+        if self._route.timers_between_batches:
+            for link in new:  # a batch does not begin while a host is away, so timers of all hosts fire together
                 link.meet()
         _connect(new)
 

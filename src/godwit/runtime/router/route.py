@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -45,6 +45,18 @@ class Route:
     checked: bool = False
     controller: str = ""
     definition: str = ""
+
+    @property
+    def timers_end_lanes(self) -> bool:
+        return self.timers and self.partitions > 0
+
+    @property
+    def timers_between_batches(self) -> bool:
+        return self.timers and self.partitions == 0
+
+    def of_initial_rows(self) -> Route:
+        """The route for initial state: its rows have no event time, no check and no lane by key."""
+        return replace(self, numbering="position", event_time=None, merge=(), checked=False, partitions=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,7 @@ class Router:
             # Hosts that get no rows are opened too: the batch and its event time concern all hosts.
             self._links.begin(self._table.hosts)
             self._links.check_committed()
-            by_key = bool(self._route.partitions)
-            if not by_key:
+            if not self._route.partitions:
                 yield from _ordered(self._links.timers())
             merging = merging_of(self._route, schema, self._links.opened())
             slices = row_slices(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)
@@ -72,7 +71,7 @@ class Router:
                 self._send(row_slice, wire_schema)
                 yield from self._collect(0 if len(row_slice.rows) <= SMALL_ROWS_MAX else IN_FLIGHT_MAX - 1)
             yield from self._collect(0)
-            if by_key and self._route.timers and self._task.carries:
+            if self._route.timers_end_lanes and self._task.carries:
                 self._links.fire_timers()
                 yield from _ordered(self._links.timers())
             self._finish()
@@ -120,9 +119,15 @@ class Router:
             yield self._table.hosts[0], batch
             return
         owners = self._table.owners(hashes)
-        for position in np.flatnonzero(np.bincount(owners)).tolist():
-            rows = np.flatnonzero(owners == position)
-            yield self._table.hosts[position], batch if len(rows) == len(batch) else batch.take(rows)
+        counts = np.bincount(owners)
+        positions = np.flatnonzero(counts).tolist()
+        # One copy in the order of the hosts, of which each host gets a slice; the rows of a host stay in order.
+        by_owner = batch if len(positions) == 1 else batch.take(np.argsort(owners, kind="stable"))
+        begin = 0
+        for position in positions:
+            count = int(counts[position])
+            yield self._table.hosts[position], by_owner.slice(begin, count)
+            begin += count
 
     def _check_keys(self, row_slice: RowSlice) -> None:
         if self._route.null_keys == "bucket":
@@ -197,7 +202,8 @@ def _numbered(row_slice: RowSlice, schema: pa.Schema) -> pa.RecordBatch:
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array[Any]]:
     """The columns in the types hosts expect; Spark may be set to give strings as large strings."""
-    return [column.cast(schema.field(at).type) for at, column in enumerate(batch.columns)]
+    types = schema.types
+    return [column if column.type == types[at] else column.cast(types[at]) for at, column in enumerate(batch.columns)]
 
 
 def _newest(times: pa.Array[Any]) -> int:

@@ -218,11 +218,12 @@ class RequestQueue:
                 self._runner.abort(progress, reason)
 
     @contextmanager
-    def at_rest(self, operator: str) -> Iterator[None]:
-        """No request moves state of the operator meanwhile; raises if one does now. A complete standby is at rest."""
+    def at_rest(self, operator: str, copies: bool = True) -> Iterator[None]:
+        """No request moves state of the operator meanwhile; raises if one does now. `copies`: a standby may stand."""
         with self._turn:
             for queued in self._requests:
-                if operator in queued.current_reservation().units and not queued.migration.standing:
+                standing = queued.migration.standing and copies
+                if operator in queued.current_reservation().units and not standing:
                     raise DefinitionError(
                         f"{queued.migration.id} ({queued.migration.kind}) moves state of this operator now",
                         todo="Wait for it or abort() it, then define the operator again",

@@ -27,7 +27,7 @@ from godwit.errors import DefinitionError
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.reading.log_reader import LogReader
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
-from godwit.spark.checkpoint.run_admission import Binding
+from godwit.spark.checkpoint.run_admission import LAST, Binding
 from godwit.spark.checkpoint.shown_state import shown_columns, shown_rows, shown_schema
 from godwit.spark.checkpoint.state_view import groups_by_host, known_operator
 from godwit.state.keys import KeyCodec
@@ -90,7 +90,8 @@ class StateSource(DataSource):
                 f"Spark's checkpoint of the query is at {binding.checkpoint}, which is not a directory of this machine",
                 todo='Give the newest committed batch: .option("committedBatch", n); godwit.read_state finds it by itself',
             )
-        return newest_commit(Path(location.path))
+        path = Path(location.path)
+        return LAST if binding.temporary and not path.exists() else newest_commit(path)
 
 
 def _whole(text: str) -> int:

@@ -148,6 +148,15 @@ class FlockDirectory:
     def initialised(self, name: str) -> bool:
         return bool((_read_json(self._operator_path(name)) or {}).get("initialised"))
 
+    def begin_anew(self, spec: OperatorSpec) -> None:
+        """Record that the state of the operator is dropped; `write_operator` follows when all hosts have dropped it."""
+        content = {"spec": spec.to_dict(), "binding": None, "initialised": False, "dropping": True}
+        replace_json(self._operator_path(spec.name), content)
+
+    def dropping(self, name: str) -> bool:
+        """Whether hosts may still have state of the operator that was to be dropped."""
+        return bool((_read_json(self._operator_path(name)) or {}).get("dropping"))
+
     def _operator_path(self, name: str) -> Path:
         return self.path / "operators" / f"{name}.json"
 

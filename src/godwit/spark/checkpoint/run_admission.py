@@ -6,14 +6,17 @@ query, so every other run is stale. The batches that Spark has planned and commi
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
 from godwit.errors import CheckpointMismatch, StaleRun, UnsupportedQuery
 from godwit.model.start import Start
 from godwit.runtime.messages import Admit
+from godwit.spark.checkpoint.hadoop_folder import Folder
 from godwit.spark.checkpoint.source_offsets import initial_offsets, offsets_of, sources_under
 
 _REFUSED = {
@@ -27,6 +30,9 @@ _REFUSED = {
     ),
 }
 _REAL_TIME = "RealTimeTrigger"
+# Of a query whose log is gone with its temporary checkpoint: no batch is done again, so all that was applied counts.
+LAST: Final = sys.maxsize
+_TEMPORARY = re.compile(r"temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as Spark names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +42,40 @@ class Binding:
     query: str
     checkpoint: str
 
+    @property
+    def temporary(self) -> bool:
+        """Whether the query had no checkpointLocation: Spark has made one, which no later query goes on with."""
+        return _TEMPORARY.fullmatch(self.checkpoint.rstrip("/").rpartition("/")[2]) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What decides which runs an operator admits.
+
+    `sources`: the columns of its sources. `merges`: its processor declares a merge. `by_key`: its input is partitioned by key.
+    `start`: where the state ends that it has taken over from Spark.
+    """
+
+    sources: frozenset[int] = frozenset()
+    merges: bool = False
+    by_key: bool = False
+    start: Start | None = None
+
 
 class RunAdmission:
     def __init__(self, spark: SparkSession, accept_gaps: bool) -> None:
         self._spark = spark
         self._accept_gaps = accept_gaps
         self.bindings: dict[str, Binding] = {}
-        self.sources: dict[str, frozenset[int]] = {}  # by operator: the columns of its sources
+        self.operators: dict[str, Admitted] = {}
         self.initial_runs: dict[str, str] = {}  # by operator: the job that loads its initial state
-        self.merges: dict[str, bool] = {}  # by operator: whether its processor declares a merge
-        self.exchanges: dict[str, bool] = {}  # by operator: whether its input is partitioned by key
-        self.starts: dict[str, Start] = {}  # by operator: where the state ends that it has taken over from Spark
 
     def admit(self, request: Admit) -> None:
         operator, query, run, batch = request.operator, request.query, request.run, request.batch
         if batch < 0:
             self._check_initial(operator, run)
             return
-        execution = self._active(query)
+        execution = active_query(self._spark, query)
         if execution is None or execution.runId().toString() != run:
             raise StaleRun(f"run {run} of query {query} is no longer active", operator=operator, batch=batch)
         self._check_kind(execution, operator)
@@ -62,9 +84,12 @@ class RunAdmission:
         if batch > request.last_batch + 1 and not self._accept_gaps:
             self._check_gap(execution, request)
 
+    def _facts(self, operator: str) -> Admitted:
+        return self.operators.get(operator, Admitted())
+
     def _started(self, request: Admit) -> Admit:
         """The first batch on state of a Spark query: that state has the batches up to its start."""
-        start = self.starts.get(request.operator)
+        start = self._facts(request.operator).start
         if start is None or not request.fresh:
             return request
         if not start.goes_on(request.query, request.batch) and not self._accept_gaps:
@@ -85,13 +110,8 @@ class RunAdmission:
     def running_query(self, operator: str) -> str | None:
         """The name or id of the running query that uses the operator; None if no query runs with it."""
         binding = self.bindings.get(operator)
-        execution = None if binding is None else self._active(binding.query)
+        execution = None if binding is None else active_query(self._spark, binding.query)
         return None if binding is None or execution is None else str(execution.name() or binding.query)
-
-    def _active(self, query: str) -> Any:
-        jvm: Any = self._spark._jvm
-        session: Any = self._spark._jsparkSession
-        return session.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
 
     def _check_kind(self, execution: Any, operator: str) -> None:
         refused = _REFUSED.get(execution.getClass().getSimpleName())
@@ -99,14 +119,14 @@ class RunAdmission:
             raise UnsupportedQuery(refused[0], todo=refused[1], operator=operator)
         if execution.trigger().getClass().getSimpleName() != _REAL_TIME:
             return
-        if self.exchanges.get(operator):
+        if self._facts(operator).by_key:
             raise UnsupportedQuery(
                 "the input is partitioned by key, which collects all rows of a batch, and the real-time trigger does not let "
                 "rows wait",
                 todo='Define the operator with partitions="input", or use a processingTime or availableNow trigger',
                 operator=operator,
             )
-        if self.merges.get(operator):
+        if self._facts(operator).merges:
             raise UnsupportedQuery(
                 "the processor declares a merge, which collects rows, and the real-time trigger does not let rows wait",
                 todo="Use a processingTime or availableNow trigger, or declare no merge",
@@ -116,8 +136,11 @@ class RunAdmission:
     def _check_gap(self, execution: Any, request: Admit) -> None:
         """Refuse a run if Spark had rows for this operator between the last batch of this state and the batch of the run."""
         first, batch = request.last_batch + 1, request.batch
-        sources = sources_under(execution, self.sources.get(request.operator, frozenset()))
-        before = offsets_of(execution, first - 1, sources) if first else initial_offsets(sources)
+        sources = sources_under(execution, self._facts(request.operator).sources)
+        if first:
+            before = offsets_of(execution, first - 1, sources)
+        else:
+            before = initial_offsets(execution, sources, Folder(self._spark, execution.resolvedCheckpointRoot()))
         for skipped in range(first, batch):
             offsets = offsets_of(execution, skipped, sources)
             if offsets is None or before is None or any(map(_advanced, offsets, before)):
@@ -148,13 +171,16 @@ def _gap(request: Admit, skipped: int) -> str:
     )
 
 
-def committed_batch(spark: SparkSession, checkpoint: str) -> int:
+def committed_batch(spark: SparkSession, binding: Binding | None) -> int:
     """The newest batch that Spark has committed, from its commit log; -1 before the first."""
+    if binding is None:
+        return -1
+    folder = Folder(spark, binding.checkpoint)
+    return LAST if binding.temporary and not folder.exists() else max(folder.numbers("commits"), default=-1)
+
+
+def active_query(spark: SparkSession, query: str) -> Any:
+    """The execution of a query that runs in this application; None if it does not."""
     jvm: Any = spark._jvm
     session: Any = spark._jsparkSession
-    path = jvm.org.apache.hadoop.fs.Path(checkpoint, "commits")
-    files = path.getFileSystem(session.sessionState().newHadoopConf())
-    if not files.exists(path):
-        return -1
-    names = [status.getPath().getName() for status in files.listStatus(path)]
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return session.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))

@@ -12,9 +12,12 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from godwit.spark.checkpoint.hadoop_folder import Folder
+
 Offsets = list[str | None]  # one per source; None if Spark has not asked the source yet
 TIMER_FORMAT: Final = "godwit-timers"  # of the source by which operators with timers get batches without data
-_PYTHON = "Python"  # the beginning of the class name of a stream whose reader is a Python process
+# The beginnings of the class names of streams: with a reader in a Python process, and of Kafka.
+_PYTHON, _KAFKA = "Python", "Kafka"
 
 
 def stream_columns(frame: DataFrame, without: str | None = None) -> frozenset[int]:
@@ -61,20 +64,25 @@ def offsets_of(execution: Any, batch: int, sources: list[Any]) -> Offsets | None
     return [offset.get().json() if offset.isDefined() else None for offset in offsets]
 
 
-def initial_offsets(sources: list[Any]) -> Offsets:
+def initial_offsets(execution: Any, sources: list[Any], checkpoint: Folder) -> Offsets:
     """The first offset of each source. A batch that ends there has no rows, such as the first on an empty Kafka topic.
 
     None for a source of the older API, which begins without an offset, and for one in Python, whose process answers only the
-    thread of the query.
+    thread of the query. `checkpoint`: the checkpointLocation of the query.
     """
-    return [source.initialOffset().json() if _tells_start(source) else None for source in sources]
+    return [_initial_offset(execution, source, checkpoint) for source in sources]
 
 
-def _tells_start(source: Any) -> bool:
-    reader = (
-        source.delegate() if _has(source, "delegate") else source
-    )  # availableNow wraps sources without support for it
-    return _has(reader, "planInputPartitions") and not reader.getClass().getSimpleName().startswith(_PYTHON)
+def _initial_offset(execution: Any, source: Any, checkpoint: Folder) -> str | None:
+    # availableNow wraps sources without support for it
+    reader = source.delegate() if _has(source, "delegate") else source
+    name = reader.getClass().getSimpleName()
+    if not _has(reader, "planInputPartitions") or name.startswith(_PYTHON):
+        return None
+    if name.startswith(_KAFKA):  # it answers no other thread than that of the query, and has written its start down
+        file = f"sources/{execution.sources().indexOf(source)}/0"
+        return checkpoint.read(file).rpartition("\n")[2] if checkpoint.exists(file) else None
+    return str(source.initialOffset().json())
 
 
 def _leaves(plan: Any) -> Iterator[Any]:

@@ -49,7 +49,7 @@ class StateView:
         return _frame(self.spark, reader, letters_schema(self.spec))
 
     def _reader(self) -> StateReader:
-        batch, parts = _committed(self.spark, self.binding), groups_by_host(self.directory, self.spec.name)
+        batch, parts = committed_batch(self.spark, self.binding), groups_by_host(self.directory, self.spec.name)
         path = str(self.directory.path)
         return StateReader(self.spec, path, parts, batch, self.incarnation, self.token, controller=self.controller)
 
@@ -62,7 +62,7 @@ def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator
     """
     directory = FlockDirectory.existing(checkpoint)
     spec, binding = known_operator(directory, str(operator))
-    batch, parts = _committed(spark, binding), groups_by_host(directory, spec.name)
+    batch, parts = committed_batch(spark, binding), groups_by_host(directory, spec.name)
     reader = LogReader(spec, str(directory.path), parts, batch, rows_of=shown_rows)
     return _frame(spark, reader, shown_schema(spec))
 
@@ -82,10 +82,6 @@ def known_operator(directory: FlockDirectory, operator: str) -> tuple[OperatorSp
             operator=operator,
         )
     return known
-
-
-def _committed(spark: SparkSession, binding: Binding | None) -> int:
-    return committed_batch(spark, binding.checkpoint) if binding else -1
 
 
 def groups_by_host(directory: FlockDirectory, operator: str) -> tuple[tuple[str, frozenset[int]], ...]:

@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructField
 
 from godwit.errors import DefinitionError
 from godwit.model.routing import Routing
+from godwit.spark.define.operator_frame import CONTENT, content
 from godwit.spark.pyspark_api.schemas import input_schema
 from godwit.transport.wire import HASH
 
-_CONTENT = "__godwit_content"
 INITIAL_BATCH = -1  # the number of the batch that takes up the initial rows, before all batches of the stream
 
 
@@ -60,15 +59,8 @@ def _grouped_by(grouped: GroupedData) -> list[str]:
 
 def by_key(frame: DataFrame) -> DataFrame:
     """Hashed rows, those of a key together, in an order that is the same when Spark computes a partition again."""
-    content = sf.xxhash64(*(_comparable(field) for field in frame.schema.fields))
-    sorted_rows = frame.withColumn(_CONTENT, content).repartition(sf.col(HASH)).sortWithinPartitions(HASH, _CONTENT)
-    return sorted_rows.drop(_CONTENT)
-
-
-def _comparable(field: StructField) -> Any:
-    """The column itself, or for a map, which Spark SQL does not hash, its JSON."""
-    column = sf.col(f"`{field.name}`")
-    return sf.to_json(sf.struct(column)) if "map<" in field.dataType.simpleString() else column
+    hashed = frame.withColumn(CONTENT, content(frame.schema.fields))
+    return hashed.repartition(sf.col(HASH)).sortWithinPartitions(HASH, CONTENT).drop(CONTENT)
 
 
 def by_owner(frame: DataFrame, routing: Routing) -> dict[str, bytes]:

@@ -25,6 +25,7 @@ from godwit.runtime.router.router import Router
 from godwit.spark.define.arguments import slots_of
 from godwit.spark.define.operator_definition import Definition
 from godwit.spark.define.progress_metrics import observed
+from godwit.spark.define.row_identity import RowIdentity
 from godwit.spark.pyspark_api.schemas import session_zone
 from godwit.spark.task_errors import plain_errors
 from godwit.transport.wire import CHECK, HASH
@@ -45,9 +46,9 @@ ORDER_KEEPING = frozenset(
 )
 
 
-def numbering(definition: Definition) -> Numbering:
+def numbering(definition: Definition, identity: RowIdentity | None) -> Numbering:
     """By what a row of a batch is recognised when Spark reads the batch again."""
-    if "lane" in definition.given:
+    if identity is not None:
         return "columns"
     plan: Any = definition.frame._jdf.queryExecution().analyzed()
     return "content" if _shuffles(plan) else "position"
@@ -69,21 +70,20 @@ def _is_exchange_of_operator(node: Any) -> bool:
     return node.nodeName() == "RepartitionByExpression" and PARTITION in node.partitionExpressions().mkString()
 
 
-def with_identity(definition: Definition, numbered_by: Numbering, by_key: bool) -> DataFrame:
+def with_identity(definition: Definition, numbered_by: Numbering, identity: RowIdentity | None) -> DataFrame:
     """The input and, behind its columns, those of the router: the check, the numbering, then the routing hash."""
     frame = definition.frame
     if numbered_by != "content":
         frame = frame.withColumn(CHECK, _check(frame.schema.fields))
     match numbered_by:
         case "content":
-            content = sf.xxhash64(*(_comparable(field) for field in frame.schema.fields))
-            frame = frame.withColumn(CHECK, sf.shiftright(content, 32).cast("int")).withColumn(CONTENT, content)
+            whole = content(frame.schema.fields)
+            frame = frame.withColumn(CHECK, sf.shiftright(whole, 32).cast("int")).withColumn(CONTENT, whole)
         case "columns":
-            lane = definition.given["lane"]
-            names = [lane] if isinstance(lane, str) else list(lane)
-            frame = frame.withColumn(LANE, sf.xxhash64(*(sf.col(f"`{name}`") for name in names)))
-            frame = frame.withColumn(SEQUENCE, sf.col(f"`{definition.given['sequence']}`").cast("long"))
-        case "position" if by_key:
+            assert identity is not None, "rows are numbered by columns that identify them"
+            frame = frame.withColumn(LANE, sf.xxhash64(*(sf.col(f"`{name}`") for name in identity.lane)))
+            frame = frame.withColumn(SEQUENCE, sf.col(f"`{identity.sequence}`").cast("long"))
+        case "position" if definition.by_key:
             frame = frame.withColumn(CAME_FROM, sf.spark_partition_id())
         case "position":
             pass
@@ -95,6 +95,11 @@ def _check(fields: Sequence[StructField]) -> Any:
     kinds = [(field.name, field.dataType.simpleString()) for field in fields]
     hashable = [sf.col(f"`{name}`") for name, kind in kinds if not any(word in kind for word in _NO_HASH)]
     return sf.hash(*hashable) if hashable else sf.lit(0)
+
+
+def content(fields: Sequence[StructField]) -> Any:
+    """A hash over all columns of a row, by which rows that have no order of their own are put in order."""
+    return sf.xxhash64(*map(_comparable, fields))
 
 
 def _comparable(field: StructField) -> Any:

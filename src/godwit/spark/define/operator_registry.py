@@ -7,7 +7,7 @@ Decides in which order checkpoint, controller and hosts learn of a definition. `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from godwit.runtime.messages import Define, OperatorDefinition
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.router.route import Numbering, Route, Task
 from godwit.runtime.router.router import Router
-from godwit.spark.checkpoint.run_admission import Binding, RunAdmission
+from godwit.spark.checkpoint.run_admission import Admitted, Binding, RunAdmission
 from godwit.spark.checkpoint.source_offsets import stream_columns
 from godwit.spark.define import timer_source
 from godwit.spark.define.build_operator import build
@@ -45,14 +45,15 @@ from godwit.spark.define.operator_frame import (
 )
 from godwit.spark.define.output_watermark import with_output_watermark
 from godwit.spark.define.redefinition import check_unused, on_state_of
+from godwit.spark.define.row_identity import RowIdentity, row_identity
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.porting.spark_state import SparkState
 from godwit.spark.pyspark_api.schemas import input_schema
 from godwit.spark.task_errors import instead_of_sparks, plain_errors
 
 _log = logging.getLogger("godwit.operators")
-# The rows of initial state have no event time and no lane of their own.
-INITIAL: dict[str, Any] = {"numbering": "position", "event_time": None, "merge": (), "checked": False, "partitions": 0}
+InitialState = DataFrame | GroupedData | SparkState
+Recorded = tuple[OperatorSpec, Binding | None]  # what the checkpoint has of an operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class OperatorRegistry:
     ) -> None:
         self._spark = spark
         self._directory = parts.directory
+        self._history = parts.history
         self._hosts = parts.hosts
         self._tables = parts.tables
         self._members = parts.members
@@ -85,52 +87,92 @@ class OperatorRegistry:
         self._access = access
         self._operators: dict[str, Operator] = {}
         # No state of the operator moves meanwhile: a host must not get state of a form that it does not know yet.
-        self.at_rest: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
+        self.at_rest: Callable[[str, bool], AbstractContextManager[None]] = lambda *_: nullcontext()
 
     def is_defined(self, name: str) -> bool:
         """Whether hosts have the processor of the operator."""
         return name in self._operators
 
-    def define(self, definition: Definition, initial: DataFrame | GroupedData | SparkState | None) -> DataFrame:
-        check_unused(checked_name(definition.name), self._admission)
-        operator = replace(self._partitioned(definition, build(definition)), definition=uuid4().hex)
-        start = None
-        if initial is not None and not isinstance(initial, SparkState):
-            start = hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
-        if start is not None and operator.spec.ephemeral:
-            operator = replace(operator, initial=by_owner(start, self._fixed_routing()))
-        recorded = self._directory.operator(definition.name)
-        operator = on_state_of(operator, recorded[0] if recorded else None)
-        over_stream = recorded is not None and not recorded[0].ephemeral
-        if self._directory.initialised(definition.name):
+    def define(self, definition: Definition, initial: InitialState | None) -> DataFrame:
+        name = checked_name(definition.name)
+        check_unused(name, self._admission)
+        operator = replace(build(definition), definition=uuid4().hex)
+        recorded = self._directory.operator(name)
+        ended = None if operator.spec.ephemeral else self._ended(name, recorded)
+        recorded = None if ended else recorded
+        operator = on_state_of(self._partitioned(definition, operator, recorded), recorded[0] if recorded else None)
+        if ended is not None:
+            operator = replace(operator, spec=replace(operator.spec, life=ended.life + 1))
+        operator, rows = self._initial(definition, operator, initial, recorded)
+        routing = self._publish(operator, recorded) if ended is None else self._begin_anew(operator)
+        # A merge needs the same blocks of rows again, which columns cannot promise.
+        identity = None if operator.spec.merge else row_identity(definition)
+        route = self._route(operator, numbering(definition, identity), routing)
+        if rows is not None:
+            self._initialise(operator, rows, route)
+        return self._frame(definition, operator, route, identity)
+
+    def _initial(
+        self, definition: Definition, operator: Operator, initial: InitialState | None, recorded: Recorded | None
+    ) -> tuple[Operator, DataFrame | None]:
+        """The operator on its initial state, and the rows that routers have to load first; None if there are none."""
+        used = recorded is not None and recorded[1] is not None
+        initialised = recorded is not None and self._directory.initialised(definition.name)
+        if initialised:
             operator = _started(operator, recorded[0].start if recorded else None)
-        elif isinstance(initial, SparkState):
-            operator, start = self._taken_over(operator, initial, recorded is not None and recorded[1] is not None)
-        reshaped = over_stream and recorded is not None and not operator.spec.same_forms(recorded[0])
-        self._admission.sources[definition.name] = stream_columns(definition.frame, without=timer_source.FORMAT)
-        self._admission.merges[definition.name] = bool(operator.spec.merge)
-        self._admission.exchanges[definition.name] = definition.by_key
-        self._admission.starts.pop(definition.name, None)
-        if operator.spec.start is not None:
-            self._admission.starts[definition.name] = operator.spec.start
-        with self._members.changing, self.at_rest(definition.name) if reshaped else nullcontext():
-            check_unused(definition.name, self._admission)  # again: a query may have started meanwhile
-            ephemeral = operator.spec.ephemeral
-            routing = self._fixed_routing() if ephemeral else self._tables.define(definition.name)
-            self._operators.pop(definition.name, None)
-            if not (operator.spec.ephemeral and over_stream):  # the record of the state of a stream stays
-                self._directory.write_operator(operator.spec, None)
+        if initial is None:
+            return operator, None
+        if isinstance(initial, SparkState):
+            return (operator, None) if initialised else self._taken_over(operator, initial, used)
+        rows = hashed(initial_rows(initial, operator.spec.key_schema), definition.keys)
+        if operator.spec.ephemeral:
+            return replace(operator, initial=by_owner(rows, self._fixed_routing())), None
+        if initialised:
+            return operator, None
+        if used:
+            _log.warning("initialState of operator %s is ignored: it has processed batches already", definition.name)
+            return operator, None
+        return operator, by_key(rows)
+
+    def _publish(self, operator: Operator, recorded: Recorded | None) -> Routing:
+        """Let the checkpoint, the controller and the hosts have the operator."""
+        spec = operator.spec
+        over_stream = recorded is not None and not recorded[0].ephemeral
+        reshaped = over_stream and recorded is not None and not spec.same_forms(recorded[0])
+        with self._members.changing, self.at_rest(spec.name, True) if reshaped else nullcontext():
+            check_unused(spec.name, self._admission)  # again: a query may have started meanwhile
+            routing = self._fixed_routing() if spec.ephemeral else self._tables.define(spec.name)
+            self._operators.pop(spec.name, None)
+            if not (spec.ephemeral and over_stream):  # the record of the state of a stream stays
+                self._directory.write_operator(spec, None)
             self._announce(operator, routing)
-        route = self._route(operator, numbering(definition), routing)
-        if start is not None and not operator.spec.ephemeral and not self._directory.initialised(definition.name):
-            if recorded is None or recorded[1] is None:
-                # The elements of a list stay in order; rows of the user may come in any.
-                self._initialise(operator, start if isinstance(initial, SparkState) else by_key(start), route)
-            else:
-                _log.warning(
-                    "initialState of operator %s is ignored: it has processed batches already", definition.name
-                )
-        return self._frame(definition, operator, route)
+        return routing
+
+    def _ended(self, name: str, recorded: Recorded | None) -> OperatorSpec | None:
+        """The definition whose state has ended with its query, because the query had no checkpointLocation."""
+        if recorded is None or recorded[0].ephemeral:
+            return None
+        spec, binding = recorded
+        temporary = binding is not None and binding.temporary
+        return spec if temporary or self._directory.dropping(name) else None
+
+    def _begin_anew(self, operator: Operator) -> Routing:
+        """Let every host drop the state of the operator and have the definition. Owners stay as they are.
+
+        If that fails on the way, the next definition drops the state of all hosts once more.
+        """
+        spec = operator.spec
+        with self._members.changing, self.at_rest(spec.name, False):
+            check_unused(spec.name, self._admission)
+            routing = self._tables.define(spec.name)
+            self._operators.pop(spec.name, None)
+            self._directory.begin_anew(spec)
+            self._announce(operator, routing, self._directory.roster())
+            self._directory.write_operator(spec, None)
+            self._admission.bindings.pop(spec.name, None)
+        self._history.add("begun anew", operator=spec.name, reason="its query had no checkpointLocation")
+        _log.info("operator %s begins without the state that it had: its query had no checkpointLocation", spec.name)
+        return routing
 
     def _taken_over(self, operator: Operator, state: SparkState, used: bool) -> tuple[Operator, DataFrame]:
         """The operator, which begins where the state ends, and the rows of the state. `used`: it has processed batches."""
@@ -150,11 +192,10 @@ class OperatorRegistry:
         operator = _started(operator, start)
         return operator, hashed(state.rows(operator, start), operator.spec.key_schema.names)
 
-    def _partitioned(self, definition: Definition, operator: Operator) -> Operator:
+    def _partitioned(self, definition: Definition, operator: Operator, recorded: Recorded | None) -> Operator:
         """The operator with its number of partitions by key, which the checkpoint fixes if it has one already."""
         if not definition.by_key:
             return operator
-        recorded = self._directory.operator(operator.spec.name)
         partitions = definition.given.get("partitions") or (0 if recorded is None else recorded[0].partitions)
         partitions = partitions or default_partitions(self._spark, len(self._directory.roster()))
         return replace(operator, spec=replace(operator.spec, partitions=int(partitions)))
@@ -163,18 +204,21 @@ class OperatorRegistry:
         """The table of an operator over a batch DataFrame: its state lives for one evaluation and is never moved."""
         return Routing.spread(self._directory.roster(), len(self._directory.routing.owners))
 
-    def _announce(self, operator: Operator, routing: Routing) -> None:
-        """Let the controller, then the hosts have the definition.
+    def _announce(self, operator: Operator, routing: Routing, needed: Sequence[str] = ()) -> None:
+        """Let the controller, then the hosts have the definition. `needed`: hosts that are waited for if they are down.
 
         The checkpoint has it already: hosts write state in the forms of the definition, and the number of a form is never used
         again. The controller comes before hosts, because a host that starts meanwhile gets its operators from there.
         """
         self._controller.add(operator, routing)
+        request = Define(OperatorDefinition.of(operator, routing))
         try:
-            for host in self._controller.hosts():
+            for host in needed:
+                self._hosts.ask(host, request)
+            for host in self._controller.hosts().keys() - set(needed):
                 # The next generation of a host gets the operator from the controller.
                 with suppress(HostUnavailable, StaleGeneration):
-                    self._hosts.ask_now(host, Define(OperatorDefinition.of(operator, routing)))
+                    self._hosts.ask_now(host, request)
         except GodwitError:
             self._controller.remove(operator.spec.name)
             raise
@@ -203,16 +247,20 @@ class OperatorRegistry:
             definition=operator.definition,
         )
 
-    def _frame(self, definition: Definition, operator: Operator, route: Route) -> DataFrame:
-        partitions = route.partitions
-        rows = partitioned(with_identity(definition, route.numbering, definition.by_key), partitions)
-        timers = definition.frame.isStreaming and operator.spec.time_mode != "none"
+    def _frame(
+        self, definition: Definition, operator: Operator, route: Route, identity: RowIdentity | None
+    ) -> DataFrame:
+        spec, partitions = operator.spec, route.partitions
+        sources = stream_columns(definition.frame, without=timer_source.FORMAT)
+        rows = partitioned(with_identity(definition, route.numbering, identity), partitions)
+        timers = definition.frame.isStreaming and route.timers
         if timers and not batches_without_data(self._spark):
             rows = ticking(rows, partitions) if partitions else rows
         elif timers:
             ticks = timer_source.ticks(self._spark, route)
-            self._admission.sources[definition.name] |= stream_columns(ticks)
+            sources |= stream_columns(ticks)
             rows = with_ticks(rows, ticks, partitions)
+        self._admission.operators[spec.name] = Admitted(sources, bool(spec.merge), definition.by_key, spec.start)
         output = routed(exchanged(rows, partitions), route, self._access.incarnation)
         return with_output_watermark(definition, output)
 
@@ -220,16 +268,15 @@ class OperatorRegistry:
         """Send the initial rows to the hosts now, by a Spark job of their own, before any batch of the stream."""
         schema = input_schema(frame.drop(frame.columns[-1]))
         incarnation = self._access.incarnation
-        batch = BatchRef(
-            "initial", f"initial-{uuid4().hex}", INITIAL_BATCH
-        )  # unique, because another job may divide the rows otherwise
+        # The run is unique, because another job may divide the rows otherwise.
+        batch = BatchRef("initial", f"initial-{uuid4().hex}", INITIAL_BATCH)
         self._admission.initial_runs[operator.spec.name] = batch.run
 
         def body(batches: Iterator[Any]) -> Iterator[Any]:
             now = current_task(incarnation)
             task = Task(batch, f"initial-{now.lane}", attempt=now.attempt)
             with plain_errors(route.controller, route.token):
-                yield from Router(replace(route, **INITIAL), task).run(batches, schema)
+                yield from Router(route.of_initial_rows(), task).run(batches, schema)
 
         instead_of_sparks(self._controller.last_task_error, frame.mapInArrow(body, "none int").count)
         self._directory.write_operator(operator.spec, None, initialised=True)

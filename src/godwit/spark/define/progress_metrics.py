@@ -14,9 +14,8 @@ from pyspark.sql import functions as sf
 from godwit.runtime.router.route import Route
 
 _lock = threading.Lock()
-_users: dict[
-    str, str
-] = {}  # which checkpoint uses the plain name of a metric: Spark refuses a query with two of one name
+# Which checkpoint uses the plain name of a metric: Spark refuses a query with two of one name.
+_users: dict[str, str] = {}
 
 
 def observed(output: DataFrame, route: Route) -> DataFrame:

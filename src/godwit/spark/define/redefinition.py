@@ -17,10 +17,8 @@ from godwit.spark.checkpoint.run_admission import RunAdmission
 def on_state_of(operator: Operator, recorded: OperatorSpec | None) -> Operator:
     """The operator on the state of the recorded definition; raises CheckpointMismatch if it does not fit."""
     spec = operator.spec
-    if (
-        recorded is None or recorded.ephemeral or spec.ephemeral
-    ):  # state over a batch DataFrame ends with its evaluation
-        return operator
+    if recorded is None or recorded.ephemeral or spec.ephemeral:
+        return operator  # state over a batch DataFrame ends with its evaluation
     _check_window(spec, recorded)
     return replace(operator, spec=spec.after(recorded, operator.deleted))
 

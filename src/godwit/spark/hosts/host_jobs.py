@@ -24,13 +24,13 @@ from godwit.spark.hosts.task_slots import TaskSlots
 PAUSE_S_MAX = 5.0
 TASK_ENDED = "its task ended"
 FAILURES_MAX = 3  # after so many starts in a row that did not come to serving, a restart will not help
-_NOT_SAID = re.compile(r"\s*SQLSTATE: \w+\s*|^: |org\.apache\.spark\.\w*Exception: ")
+_NOISE = re.compile(r"\s*SQLSTATE: \w+\s*|^: |org\.apache\.spark\.\w*Exception: ")
 _log = logging.getLogger("godwit.hosts")
 
 
 def _error_line(text: str) -> str:
     """The line of Spark's error text that names the error: the last one before the stack of the JVM."""
-    lines = [_NOT_SAID.sub("", line) for line in text.split("\n\tat ", 1)[0].splitlines()]
+    lines = [_NOISE.sub("", line) for line in text.split("\n\tat ", 1)[0].splitlines()]
     return next((line.strip() for line in reversed(lines) if line.strip()), "no error text")
 
 

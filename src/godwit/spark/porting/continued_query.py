@@ -14,8 +14,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from godwit.errors import CheckpointMismatch
+from godwit.spark.checkpoint.hadoop_folder import Folder
 from godwit.spark.checkpoint.source_offsets import TIMER_FORMAT, StreamSource, stream_sources
-from godwit.spark.porting.spark_checkpoint import OPERATOR, VOID, Folder, PlannedBatch, SparkCheckpoint
+from godwit.spark.porting.spark_checkpoint import OPERATOR, VOID, PlannedBatch, SparkCheckpoint
 
 _UNIQUE_IDS = "stateUniqueIds"  # of files of Spark's own state
 

@@ -1,7 +1,6 @@
 """A checkpointLocation of Spark: which query it belongs to, which batches are planned and committed, at which watermark.
 
-Reads and writes the files through Hadoop, because a checkpointLocation need not be a directory of this machine. Knows the form
-of Spark's logs, and nothing of operators and their state.
+Knows the form of Spark's logs, and nothing of operators and their state.
 """
 
 from __future__ import annotations
@@ -14,66 +13,12 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from godwit.errors import CheckpointMismatch
+from godwit.spark.checkpoint.hadoop_folder import Folder
+from godwit.spark.checkpoint.run_admission import active_query
 
 VOID: Final = "-"  # in the offset log: Spark has not asked the source yet
 OPERATOR: Final = "transformWithState"  # the beginning of the names that Spark gives to these operators
 _SEQUENCE: Final = "v1"  # a line per source; "v2" has names of sources
-
-
-class Folder:
-    """A directory in a file system of Hadoop."""
-
-    def __init__(self, spark: SparkSession, path: str | os.PathLike[str]) -> None:
-        self._spark = spark
-        self.path = os.fspath(path)
-        self._jvm: Any = spark._jvm
-        session: Any = spark._jsparkSession
-        self._conf = session.sessionState().newHadoopConf()
-        self._files = self._at("").getFileSystem(self._conf)
-
-    def _at(self, name: str) -> Any:
-        path = self._jvm.org.apache.hadoop.fs.Path(self.path)
-        return self._jvm.org.apache.hadoop.fs.Path(path, name) if name else path
-
-    def exists(self, name: str = "") -> bool:
-        return bool(self._files.exists(self._at(name)))
-
-    def names(self, name: str = "") -> list[str]:
-        """The names of the files in a directory; empty if there is no such directory."""
-        if not self.exists(name):
-            return []
-        return [status.getPath().getName() for status in self._files.listStatus(self._at(name))]
-
-    def read(self, name: str) -> str:
-        stream = self._files.open(self._at(name))
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
-
-    def write(self, name: str, text: str) -> None:
-        stream = self._files.create(self._at(name), True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
-
-    def copy_to(self, name: str, target: Folder, target_name: str) -> None:
-        """Copy a file or a directory."""
-        util = self._jvm.org.apache.hadoop.fs.FileUtil
-        util.copy(self._files, self._at(name), target._files, target._at(target_name), False, self._conf)
-
-    def make(self, name: str) -> None:
-        self._files.mkdirs(self._at(name))
-
-    def rename(self, target: Folder) -> None:
-        if not self._files.rename(self._at(""), target._at("")):
-            raise CheckpointMismatch(
-                f"{target.path} cannot be written", todo="Give a directory that does not exist yet"
-            )
-
-    def delete(self) -> None:
-        self._files.delete(self._at(""), True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +49,7 @@ class SparkCheckpoint:
 
     def check_stopped(self) -> None:
         """Raise if the query runs in this application. A query of another application cannot be seen from here."""
-        jvm: Any = self._spark._jvm
-        session: Any = self._spark._jsparkSession
-        active = session.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(self.query))
+        active = active_query(self._spark, self.query)
         root = None if active is None else str(active.resolvedCheckpointRoot()).removeprefix("file:")
         if root is not None and root == self.folder.path.removeprefix("file:"):
             raise CheckpointMismatch(
@@ -122,7 +65,7 @@ class SparkCheckpoint:
 
     def batches(self, log: str) -> list[int]:
         """The batches in the offset log ("offsets") or in the commit log ("commits"), ascending."""
-        return sorted(int(name) for name in self.folder.names(log) if name.isdigit())
+        return self.folder.numbers(log)
 
     def committed(self) -> int:
         """The newest committed batch. Raises if there is none."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -27,6 +26,7 @@ from godwit.spark.porting.spark_checkpoint import OPERATOR, SparkCheckpoint
 from godwit.spark.pyspark_api.schemas import input_schema, variable_schema
 from godwit.state.changes import TIMERS, position_sub, timer_sub
 from godwit.state.codec import compile_codec
+from godwit.state.deadlines import stamped_at
 from godwit.state.layout import shown, variable_obstacles
 from godwit.state.value_conversion import conversion
 from godwit.state.variables import Variable, VariableKind
@@ -34,7 +34,6 @@ from godwit.transport.wire import STATE_COLUMNS
 
 _KINDS: Final[dict[str, VariableKind]] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _COLUMNS: Final[dict[VariableKind, str]] = {"value": "value", "list": "list_value", "map": "user_map_value"}
-_STAMP: Final = struct.Struct("<q")
 _CELL, _SUB = "__godwit_cell", "__godwit_sub"
 
 
@@ -169,9 +168,9 @@ class _Reader:
         keyed = frame.select(*keys)
         was, now = input_schema(keyed), self._spec.key_schema
         if len(stored) != len(names) or was.types != now.types:
-            found = shown(input_schema(frame.select("key.*")))
+            old_keys = shown(input_schema(frame.select("key.*")))
             raise CheckpointMismatch(
-                f"the state is by {found} in the Spark checkpoint and by {shown(now)} in the operator",
+                f"the state is by {old_keys} in the Spark checkpoint and by {shown(now)} in the operator",
                 todo="Give the operator the key columns of the old job, in the same order and with the same types",
                 operator=self._spec.name,
             )
@@ -245,7 +244,7 @@ class _Encoder:
 
         if self.old.ttl_ms is None:
             return encoded
-        return lambda cell: _STAMP.pack(cell["ttlExpirationMs"]) + encoded(cell["value"])
+        return lambda cell: stamped_at(cell["ttlExpirationMs"], encoded(cell["value"]))
 
 
 # -- whether it fits ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""A directory in a file system of Hadoop: a checkpointLocation of Spark need not be a directory of this machine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from godwit.errors import CheckpointMismatch
+
+
+class Folder:
+    """A directory in a file system of Hadoop."""
+
+    def __init__(self, spark: SparkSession, path: str | os.PathLike[str]) -> None:
+        self._spark = spark
+        self.path = os.fspath(path)
+        self._jvm: Any = spark._jvm
+        session: Any = spark._jsparkSession
+        self._conf = session.sessionState().newHadoopConf()
+        self._files = self._at("").getFileSystem(self._conf)
+
+    def _at(self, name: str) -> Any:
+        path = self._jvm.org.apache.hadoop.fs.Path(self.path)
+        return self._jvm.org.apache.hadoop.fs.Path(path, name) if name else path
+
+    def exists(self, name: str = "") -> bool:
+        return bool(self._files.exists(self._at(name)))
+
+    def names(self, name: str = "") -> list[str]:
+        """The names of the files in a directory; empty if there is no such directory."""
+        if not self.exists(name):
+            return []
+        return [status.getPath().getName() for status in self._files.listStatus(self._at(name))]
+
+    def numbers(self, name: str) -> list[int]:
+        """The files in a directory whose names are numbers, ascending: Spark's logs have a file for each batch."""
+        return sorted(int(each) for each in self.names(name) if each.isdigit())
+
+    def read(self, name: str) -> str:
+        stream = self._files.open(self._at(name))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        stream = self._files.create(self._at(name), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def copy_to(self, name: str, target: Folder, target_name: str) -> None:
+        """Copy a file or a directory."""
+        util = self._jvm.org.apache.hadoop.fs.FileUtil
+        util.copy(self._files, self._at(name), target._files, target._at(target_name), False, self._conf)
+
+    def make(self, name: str) -> None:
+        self._files.mkdirs(self._at(name))
+
+    def rename(self, target: Folder) -> None:
+        if not self._files.rename(self._at(""), target._at("")):
+            raise CheckpointMismatch(
+                f"{target.path} cannot be written", todo="Give a directory that does not exist yet"
+            )
+
+    def delete(self) -> None:
+        self._files.delete(self._at(""), True)
