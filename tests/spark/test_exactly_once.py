@@ -17,6 +17,7 @@ import godwit
 from godwit.errors import NotEnoughSlots
 from godwit.spark.define.operator_definition import Definition
 from godwit.spark.define.operator_frame import exchanged, hashed, numbering, partitioned
+from godwit.spark.define.row_identity import row_identity
 from tests.spark.flocks import (
     OPERATOR,
     Count,
@@ -208,7 +209,7 @@ def test_a_shuffle_before_the_operator_is_seen_in_the_plan(spark: SparkSession, 
     """Its rows come in any order, so they are told apart by what they hold; all others by their place."""
     frame = (SHUFFLES | KEPT)[shape](KeyCount(rows=100).stream(spark).select("key", "n"))
     definition = Definition(frame, ("key",), Count(), "seen", "native", None, "append", "none", {})
-    assert numbering(definition) == ("content" if shape in SHUFFLES else "position")
+    assert numbering(definition, row_identity(definition)) == ("content" if shape in SHUFFLES else "position")
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
