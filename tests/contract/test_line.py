@@ -77,7 +77,7 @@ class Open:
 
 
 def connected(service: Service, token: str = TOKEN) -> Client:
-    return line.connect(f"{BIND}:{service.port}", token)
+    return line.connect(f"{BIND}:{service.ports}", token)
 
 
 def says(*words: str) -> StreamHandler:
@@ -419,7 +419,7 @@ def test_server_that_is_killed_is_gone_for_the_client() -> None:
 @in_both_worlds
 def test_service_answers_until_it_is_stopped() -> None:
     service = calls()
-    address = f"{BIND}:{service.port}"
+    address = f"{BIND}:{service.ports}"
     assert line.answers(address, LATE_S)
     assert service.stop(LATE_S)
     assert not line.answers(address, LATE_S)

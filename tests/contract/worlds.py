@@ -65,7 +65,7 @@ class RealVictim:
 
 def _listen_for_ever(listen: Callable[[], Any], pipe: Any) -> None:
     service = listen()
-    pipe.send(service.port)
+    pipe.send(service.ports)
     ports.event().wait()
 
 
@@ -97,7 +97,7 @@ class SimVictim:
         listening = ports.queue()
 
         def main() -> None:
-            listening.put(listen().port)
+            listening.put(listen().ports)
             ports.event().wait()
 
         self._process: Process = kernel.process("victim", "there", main)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from godwit.transport.addresses import ServiceAddress
+
 
 def processes_of(folder: Path) -> dict[int, str]:
     """Living processes that were started for this folder: its name is in their environment, which children inherit."""
@@ -21,10 +23,15 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
+    """Whether anybody listens at one of its ports."""
+    service = ServiceAddress.of(address)
+    return any(map(_answers, {(service.machine, service.requests_port), service.streams} - {(service.machine, 0)}))
+
+
+def _answers(address: tuple[str, int]) -> bool:
     with socket.socket() as probe:
         probe.settimeout(2.0)
-        return probe.connect_ex((host, int(port))) == 0
+        return probe.connect_ex(address) == 0
 
 
 def files_under(folder: Path) -> list[Path]:

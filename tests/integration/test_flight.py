@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +17,9 @@ import pytest
 
 from godwit.errors import Bug, HostUnavailable, MalformedRequest, NullKey, WrongToken, from_json
 from godwit.transport import typed, wire
+from godwit.transport.addresses import ServiceAddress
 from godwit.transport.flight import GONE, Client, Service
+from godwit.transport.streams import HELLO, HELLO_BYTES_MAX, ClientStream
 
 TOKEN = "the-right-one"
 SCHEMA = pa.schema({"n": pa.int64()})
@@ -56,7 +59,8 @@ def fetch(request: dict[str, Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]
 
 def repeat(header: dict[str, Any], reader: Any, writer: Any) -> None:
     writer.begin(SCHEMA)
-    for chunk in reader:
+    while True:  # until StopIteration
+        chunk = reader.read_chunk()
         writer.write_with_metadata(chunk.data, wire.pack("outputs", lane=header["lane"]))
 
 
@@ -71,7 +75,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
-    client = Client(f"127.0.0.1:{service.port}", TOKEN)
+    client = Client(f"127.0.0.1:{service.ports}", TOKEN)
     yield client
     client.close()
 
@@ -93,12 +97,16 @@ def acted(plain: flight.FlightClient, action: str, body: bytes) -> dict[str, Any
     return wire.unpack(result.body.to_pybytes())
 
 
-def exchanged(plain: flight.FlightClient, command: bytes) -> Any:
-    writer, reader = plain.do_exchange(flight.FlightDescriptor.for_command(command), bearing(TOKEN))
-    writer.begin(SCHEMA)
-    writer.write_batch(pa.record_batch([pa.array([1, 2])], schema=SCHEMA))
-    writer.done_writing()
-    return reader.read_chunk()
+def stream_of(service: Service, header: bytes, token: str = TOKEN) -> ClientStream:
+    return ClientStream(ServiceAddress.of(f"127.0.0.1:{service.ports}").streams, token, header, 5.0)
+
+
+def exchanged(service: Service, header: bytes) -> Any:
+    stream = stream_of(service, header)
+    stream.begin(SCHEMA)
+    stream.write_with_metadata(pa.record_batch([pa.array([1, 2])], schema=SCHEMA), b"")
+    stream.done_writing()
+    return stream.read_chunk()
 
 
 def test_an_action_answers(client: Client) -> None:
@@ -118,7 +126,7 @@ def test_a_crash_in_an_action_is_a_bug_with_its_words(client: Client) -> None:
 def test_an_exchange_and_a_fetch_carry_rows(client: Client) -> None:
     writer, reader = client.exchange(lane="3")
     writer.begin(SCHEMA)
-    writer.write_batch(pa.record_batch([pa.array([1, 2])], schema=SCHEMA))
+    writer.write_with_metadata(pa.record_batch([pa.array([1, 2])], schema=SCHEMA), b"")
     chunk = reader.read_chunk()
     assert (chunk.data.to_pydict(), wire.unpack(chunk.app_metadata, "outputs")["lane"]) == ({"n": [1, 2]}, "3")
     writer.close()
@@ -135,7 +143,7 @@ def test_a_wrong_token_is_refused_and_its_address_named(service: Service, token:
     client.close()
 
 
-def test_no_token_is_refused_on_every_path(plain: flight.FlightClient) -> None:
+def test_no_token_is_refused_on_every_path(service: Service, plain: flight.FlightClient) -> None:
     with pytest.raises(flight.FlightUnauthenticatedError, match="wrong token"):
         list(plain.do_action(flight.Action("echo", wire.pack("request", text="hello"))))
     with pytest.raises(flight.FlightUnauthenticatedError, match="wrong token"):
@@ -143,7 +151,27 @@ def test_no_token_is_refused_on_every_path(plain: flight.FlightClient) -> None:
     with pytest.raises(flight.FlightUnauthenticatedError, match="wrong token"):
         list(plain.list_actions())
     with pytest.raises(flight.FlightUnauthenticatedError, match="wrong token"):
-        plain.do_exchange(flight.FlightDescriptor.for_command(wire.pack("exchange", lane="0")))[1].read_chunk()
+        stream_of(service, wire.pack("exchange", lane="0"), token="").read_chunk()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"x" * 8, b"\x00" * 100, b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x00" + b"\xff" * 12]
+)
+def test_a_stranger_who_does_not_speak_as_we_do_is_hung_up_on(service: Service, said: bytes) -> None:
+    """Nothing is read of what a stranger announces to send."""
+    with socket.create_connection(ServiceAddress.of(f"127.0.0.1:{service.ports}").streams, 5.0) as stranger:
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            assert len(stranger.recv(1_000)) in (0, 16), "at most the word that the token is wrong"
+    assert exchanged(service, wire.pack("exchange", lane="0")).data.num_rows == 2
+
+
+def test_a_stranger_cannot_have_much_read(service: Service) -> None:
+    with socket.create_connection(ServiceAddress.of(f"127.0.0.1:{service.ports}").streams, 5.0) as stranger:
+        stranger.sendall(struct.pack("<BxxxIQ", HELLO, HELLO_BYTES_MAX, 1) + b"x" * 1_000)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1_000) == b""
 
 
 def test_another_scheme_of_authorization_is_refused(plain: flight.FlightClient) -> None:
@@ -190,17 +218,10 @@ def test_an_unknown_action_is_refused_by_name(plain: flight.FlightClient) -> Non
     ("command", "said"),
     [(b"\x00\xff", "readable header"), (b"[]", "no kind"), (b'{"v": 99, "kind": "x"}', "wire version 99")],
 )
-def test_a_malformed_exchange_is_refused_by_name(plain: flight.FlightClient, command: bytes, said: str) -> None:
+def test_a_malformed_exchange_is_refused_by_name(service: Service, command: bytes, said: str) -> None:
     with pytest.raises(flight.FlightServerError, match=f"GODWIT-MALFORMED-REQUEST.*{said}"):
-        exchanged(plain, command)
-    assert exchanged(plain, wire.pack("exchange", lane="0")).data.num_rows == 2
-
-
-def test_an_exchange_without_a_command_is_refused_by_name(plain: flight.FlightClient) -> None:
-    writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path("somewhere"), bearing(TOKEN))
-    writer.begin(SCHEMA)  # with which the descriptor goes out
-    with pytest.raises(flight.FlightServerError, match="GODWIT-MALFORMED-REQUEST"):
-        reader.read_chunk()
+        exchanged(service, command)
+    assert exchanged(service, wire.pack("exchange", lane="0")).data.num_rows == 2
 
 
 @pytest.mark.parametrize(
@@ -219,8 +240,8 @@ def test_a_malformed_fetch_is_refused_by_name(plain: flight.FlightClient, ticket
 def test_what_a_service_has_not_is_refused() -> None:
     bare = Service("127.0.0.1", TOKEN, {})
     with flight.connect(f"grpc+tcp://127.0.0.1:{bare.port}") as plain:
-        with pytest.raises(flight.FlightServerError, match="no exchange"):
-            exchanged(plain, wire.pack("exchange"))
+        with pytest.raises(flight.FlightUnavailableError, match="nobody answers"):
+            exchanged(bare, wire.pack("exchange"))
         with pytest.raises(flight.FlightServerError, match="nothing to fetch"):
             plain.do_get(flight.Ticket(wire.pack("fetch")), bearing(TOKEN)).read_all()
     assert bare.stop(10.0)
@@ -282,28 +303,33 @@ class Wire:
 
     def close(self) -> None:
         for end in (*self._ends, self._listening):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # wakes threads that are sending
             end.close()
 
 
-def test_writing_to_a_machine_that_has_vanished_fails(service: Service) -> None:
-    between = Wire(service.port)
-    client = Client(between.address, TOKEN)
-    writer, _ = client.exchange(lane="0")
-    writer.begin(SCHEMA)
+def test_writing_to_a_machine_that_has_vanished_ends_when_it_is_cancelled(service: Service) -> None:
+    """TCP alone would wait for a quarter of an hour; whoever knows that the machine is gone cancels the stream."""
+    ours = ServiceAddress.of(f"127.0.0.1:{service.ports}")
+    between = Wire(ours.streams_port)
+    there = ServiceAddress.of(between.address)
+    stream = ClientStream((there.machine, there.requests_port), TOKEN, wire.pack("exchange", lane="0"), 5.0)
+    stream.begin(SCHEMA)
     batch = pa.record_batch([pa.array(range(100_000))], schema=SCHEMA)
     failed = threading.Event()
 
     def write() -> None:
         try:
             while True:
-                writer.write_batch(batch)
+                stream.write_with_metadata(batch, b"")
                 between.cut.set()
         except GONE:
             failed.set()
 
     writing = threading.Thread(target=write, daemon=True)
     writing.start()
+    assert not failed.wait(1.0), "it is written to as long as its buffers have room"
+    stream.cancel()
     assert failed.wait(60), "it is written to for ever"
     writing.join()
-    client.close()
     between.close()

@@ -84,9 +84,15 @@ class Direction:
     def wait_for_room(self) -> None:
         kernel = self.stream.network.kernel
         kernel.give_way()
-        while not self.stream.over and len(self.messages) >= self.stream.capacity:
+        while not self.stream.over and self.full():
             self.blocked.append(kernel.current())
+            if self is self.stream.up:
+                self.stream.down.room()  # a client that waits to write takes in what has arrived
             kernel.wait()
+
+    def full(self) -> bool:
+        taken_in = self is self.stream.down and self.stream.up.blocked
+        return len(self.messages) >= self.stream.capacity and not taken_in
 
     def cut(self, end: Exception, arrive: bool) -> None:
         """Nothing more is written; of what is under way all, some or nothing arrives."""
@@ -258,6 +264,7 @@ class SimService:
         self._network, self.token = network, token
         self.process = network.kernel.current().process
         self.port = network.kernel.next_id() + 1_000
+        self.ports = str(self.port)  # streams come in at the same one
         self.actions, self.exchange, self.fetch = dict(actions), exchange, fetch
         self.listening = True
         self.busy = 0

@@ -1,12 +1,14 @@
-"""Arrow Flight as this project uses it: a bearer token on every call, errors as values, servers that can be stopped.
+"""Services and their clients: requests and fetches over Arrow Flight, two-way streams over TCP (`transport.streams`).
 
-Must not know operators or state: a service brings the handlers of its actions, streams and fetches.
+A token on every call, errors as values, servers that can be stopped. Must not know operators or state: a service brings the
+handlers of its actions, streams and fetches.
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +17,11 @@ import pyarrow.flight as flight
 from godwit import ports
 from godwit.errors import Bug, DefinitionError, GodwitError, HostUnavailable, MalformedRequest, WrongToken
 from godwit.transport import wire
+from godwit.transport.addresses import ServiceAddress
+from godwit.transport.streams import ClientStream, StreamHandler, StreamListener
 
 ActionHandler = Callable[[dict[str, Any]], dict[str, Any]]
 FetchHandler = Callable[[dict[str, Any]], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
-StreamHandler = Callable[[dict[str, Any], Any, Any], None]  # header, reader, writer
 
 CONNECT_S = 20.0  # the default of gRPC
 VANISHED_S = 3.0  # a connection ends if the other machine (not its process) acknowledges nothing for so long
@@ -45,7 +48,7 @@ class _Token(flight.ServerMiddlewareFactory):
 
 
 class Service(flight.FlightServerBase):
-    """A Flight server made of named actions, an optional exchange and an optional fetch."""
+    """A server made of named actions, an optional exchange and an optional fetch. `ports`: as clients need them."""
 
     def __init__(
         self,
@@ -62,8 +65,9 @@ class Service(flight.FlightServerBase):
                 f"cannot listen on {bind}: {_first_line(error)}", todo="Give bind= an address that this machine has"
             ) from error
         self._actions = dict(actions)
-        self._exchange = exchange
         self._fetch = fetch
+        self._streams = None if exchange is None else StreamListener(bind, token, exchange)
+        self.ports = f"{self.port}/{0 if self._streams is None else self._streams.port}"
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         try:
@@ -79,18 +83,6 @@ class Service(flight.FlightServerBase):
             raise MalformedRequest(f"unknown action {action.type!r}")
         return handler(wire.unpack(action.body.to_pybytes()))
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        if self._exchange is None:
-            raise flight.FlightServerError("this service has no exchange")
-        try:
-            _ = reader.schema  # waits until the caller has begun: before that, an error may never reach the caller
-            header = wire.unpack(descriptor.command)
-        except GodwitError as error:
-            raise flight.FlightServerError(error.to_json()) from error
-        except GONE:
-            return
-        self._exchange(header, reader, writer)
-
     def do_get(self, context: Any, ticket: Any) -> Any:
         if self._fetch is None:
             raise flight.FlightServerError("this service has nothing to fetch")
@@ -102,10 +94,12 @@ class Service(flight.FlightServerBase):
 
     def stop(self, grace_s: float) -> bool:
         """Shut down. False if a call still runs after the grace time; only the end of the process ends that call."""
+        until_s = ports.now_s() + grace_s
         thread = ports.thread(self.shutdown, "godwit-shutdown")
         thread.start()
-        thread.join(grace_s)
-        return not thread.is_alive()
+        streams_ended = self._streams is None or self._streams.stop(grace_s)
+        thread.join(max(0.0, until_s - ports.now_s()))
+        return streams_ended and not thread.is_alive()
 
 
 class Client:
@@ -113,17 +107,20 @@ class Client:
 
     def __init__(self, address: str, token: str, connect_s: float = CONNECT_S) -> None:
         self.address = address
+        self._service = ServiceAddress.of(address)
+        self._token, self._connect_s = token, connect_s
+        self._headers: Any = [(b"authorization", f"Bearer {token}".encode())]  # gRPC wants bytes
+
+    @cached_property
+    def _client(self) -> flight.FlightClient:
         options: Any = [
-            (
-                "grpc.min_reconnect_backoff_ms",
-                int(connect_s * 1000),
-            ),  # despite its name, this is the time for a connection attempt
+            # Despite its name, this is the time for a connection attempt.
+            ("grpc.min_reconnect_backoff_ms", int(self._connect_s * 1000)),
             # Without these, TCP tries to reach a vanished machine for a quarter of an hour.
             ("grpc.keepalive_time_ms", int(PING_S * 1000)),
             ("grpc.keepalive_timeout_ms", int(VANISHED_S * 1000)),
         ]
-        self._client = flight.connect(f"grpc+tcp://{address}", generic_options=options)
-        self._headers: Any = [(b"authorization", f"Bearer {token}".encode())]  # gRPC wants bytes
+        return flight.connect(f"grpc+tcp://{self._service.calls}", generic_options=options)
 
     def call(self, action: str, timeout_s: float = 30.0, **fields: Any) -> dict[str, Any]:
         options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
@@ -138,10 +135,8 @@ class Client:
 
     def exchange(self, kind: str = "exchange", /, **fields: Any) -> tuple[Any, Any]:
         """A two-way stream: (writer, reader)."""
-        options = flight.FlightCallOptions(headers=self._headers)
-        descriptor = flight.FlightDescriptor.for_command(wire.pack(kind, **fields))
-        writer, reader = self._client.do_exchange(descriptor, options)
-        return writer, reader
+        stream = ClientStream(self._service.streams, self._token, wire.pack(kind, **fields), self._connect_s)
+        return stream, stream
 
     def fetch(self, kind: str = "fetch", /, **fields: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         options = flight.FlightCallOptions(headers=self._headers)
@@ -149,7 +144,8 @@ class Client:
         return reader.schema, (chunk.data for chunk in reader if chunk.data is not None)
 
     def close(self) -> None:
-        self._client.close()
+        if "_client" in self.__dict__:
+            self._client.close()
 
 
 def wrong_token(address: str) -> WrongToken:

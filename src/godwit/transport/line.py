@@ -1,7 +1,7 @@
 """How one process reaches another: a service calls `listen`, its clients call `connect`. Heartbeats go as datagrams.
 
-Over Arrow Flight (`transport.flight`) and UDP (`transport.datagrams`). The simulator uses its own network instead (`use`), in
-which messages take time, connections break and processes are cut off from each other.
+Over Arrow Flight and TCP (`transport.flight`), and UDP (`transport.datagrams`). The simulator uses its own network instead
+(`use`), in which messages take time, connections break and processes are cut off from each other.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from godwit.transport.addresses import ServiceAddress
 from godwit.transport.datagrams import DatagramReceiver, DatagramSender
-from godwit.transport.flight import CONNECT_S, ActionHandler, Client, FetchHandler, Service, StreamHandler
+from godwit.transport.flight import CONNECT_S, ActionHandler, Client, FetchHandler, Service
+from godwit.transport.streams import StreamHandler
 
 
 class Network(Protocol):
@@ -45,9 +47,9 @@ class FlightNetwork:
     datagrams_at = DatagramReceiver
 
     def answers(self, address: str, timeout_s: float) -> bool:
-        host, _, port = address.rpartition(":")
+        service = ServiceAddress.of(address)
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+            socket.create_connection((service.machine.strip("[]"), service.requests_port), timeout_s).close()
         except OSError:
             return False
         return True
