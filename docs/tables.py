@@ -31,7 +31,7 @@ ROOMS = (
     "errors model control migration ports state transport runtime/liveness runtime/processor runtime/chunk runtime/load "
     "runtime/durable runtime/instance runtime/router runtime/handover runtime/reading runtime/backup runtime/takeover "
     "runtime/host windows workload "
-    "spark/checkpoint spark/pyspark_api spark/results spark/hosts spark/porting spark/define spark/change"
+    "spark/checkpoint spark/pyspark_api spark/realtime spark/results spark/hosts spark/porting spark/define spark/change"
 ).split()
 Line = tuple[str, ...]
 HEAD = ("phase", "event", "done", "next phase")

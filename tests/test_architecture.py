@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[frozenset[str], ...]] = {
             "takeover",
             "host",
         ),
-        "spark": ("checkpoint pyspark_api results", "hosts porting", "define", "change"),
+        "spark": ("checkpoint pyspark_api realtime results", "hosts porting", "define", "change"),
     }.items()
 }
 ROOM_MODULES_MAX = 12

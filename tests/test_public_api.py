@@ -18,9 +18,9 @@ from godwit.spark.define.operator_definition import OperatorOptions
 from godwit.spark.grouped_frame import GroupedFrame
 
 PUBLIC = set(
-    "continue_spark_query spark_state "
+    "continue_spark_query spark_state continue_in_spark state_for_spark "
     "Flock GodwitError Measures Migration MigrationProgress MigrationSummary Outputs Processor Rows Status Times errors "
-    "read_state rules windows".split()
+    "read_state rules tune tuning windows".split()
 )
 REQUIRED = inspect.Parameter.empty
 
@@ -73,7 +73,9 @@ AUTOSCALE = [
 MOVE_OPTIONS = set(
     "check gap_ms on_conflict order progress protocol rate_bytes_per_s restart side_by_side source step_units wait".split()
 )
-OPTIONS = set("dead_letters lane null_keys partitions sequence timeout_s value_bytes_max watermark_policy".split())
+OPTIONS = set(
+    "dead_letters lane null_keys partitions real_time sequence timeout_s value_bytes_max watermark_policy".split()
+)
 
 
 def parameters(function: Any) -> list[tuple[Any, ...]]:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from godwit.spark.checkpoint.state_view import read_state
     from godwit.spark.flock import Flock
     from godwit.spark.porting.continued_query import continue_spark_query
+    from godwit.spark.porting.returned_query import continue_in_spark
     from godwit.spark.porting.spark_state import spark_state
+    from godwit.spark.porting.state_for_spark import state_for_spark
+    from godwit.spark.realtime.tuning import tune, tuning
     from godwit.spark.results.measures import Measures
     from godwit.spark.results.migration_summary import MigrationProgress, MigrationSummary
     from godwit.spark.results.status import Status
@@ -36,11 +39,15 @@ __all__ = [
     "Rows",
     "Status",
     "Times",
+    "continue_in_spark",
     "continue_spark_query",
     "errors",
     "read_state",
     "rules",
     "spark_state",
+    "state_for_spark",
+    "tune",
+    "tuning",
     "windows",
 ]
 
@@ -59,11 +66,15 @@ _HOMES = {
     "Rows": "godwit.runtime.processor.rows",
     "Status": "godwit.spark.results.status",
     "Times": "godwit.runtime.processor.rows",
+    "continue_in_spark": "godwit.spark.porting.returned_query",
     "continue_spark_query": "godwit.spark.porting.continued_query",
     "errors": "godwit.errors",
     "read_state": "godwit.spark.checkpoint.state_view",
     "rules": "godwit.control.rules",
     "spark_state": "godwit.spark.porting.spark_state",
+    "state_for_spark": "godwit.spark.porting.state_for_spark",
+    "tune": "godwit.spark.realtime.tuning",
+    "tuning": "godwit.spark.realtime.tuning",
     "windows": "godwit.windows",
 }
 

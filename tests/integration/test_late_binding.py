@@ -34,7 +34,6 @@ from godwit.runtime.messages import (
     RefusedRows,
     RowsApplied,
 )
-from godwit.runtime.router import router
 from godwit.runtime.router.route import Route, Task
 from godwit.runtime.router.router import IN_FLIGHT_MAX, Router
 from godwit.runtime.router.routing_table import write_routing
@@ -133,7 +132,7 @@ class StandIn:
         self.services.append(service)
         directory = host_directory(str(self.sky.checkpoint), self.name)
         directory.mkdir(parents=True, exist_ok=True)
-        write_lease(directory, Lease(self.generation, f"127.0.0.1:{service.port}", 1))
+        write_lease(directory, Lease(self.generation, f"127.0.0.1:{service.ports}", 1))
 
     def leave(self) -> None:
         end_lease(host_directory(str(self.sky.checkpoint), self.name), self.generation)
@@ -210,12 +209,6 @@ class StandIn:
             self.sky.ledger[lane, at] = key, self.sky.counts[key], n
             self.sky.applied.append((self.name, key, n))
         return dict(zip(OUTPUT.names, self.sky.ledger[lane, at], strict=True))
-
-
-@pytest.fixture(autouse=True)
-def _small_windows_count_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is shown here happens between windows that are under way at once."""
-    monkeypatch.setattr(router, "SMALL_ROWS_MAX", 0)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from godwit.runtime.messages import FetchState, GetStatus, LaneOpened
 from godwit.runtime.router import pace
 from godwit.runtime.router.pace import ROWS_MIN
 from godwit.transport import typed, wire
+from godwit.transport.addresses import ServiceAddress
+from godwit.transport.streams import ClientStream
 from tests.integration.nest import INPUT, OPERATOR, Nest, route_hash, rows
 from tests.spark.flocks import Count, assert_exact
 
@@ -59,6 +61,21 @@ def test_router_waits_for_a_host_that_takes_seconds_to_come_back(nest: Nest) -> 
     outputs = triples(list(nest.run(0, "0", fed())))
     back[0].join()
     assert_exact(outputs, truth(range(100)))
+
+
+@pytest.mark.parametrize("size", [1, 5_000])
+def test_in_real_time_rows_leave_though_no_further_rows_come(nest: Nest, size: int) -> None:
+    nest.start_all()
+    left: list[tuple[int, int, int]] = []
+
+    def fed() -> Iterator[pa.RecordBatch]:
+        for at in range(0, 4 * size, size):
+            yield rows(range(at, at + size))
+            assert len(left) == at + size, "all of them have left before the router asks for more"
+
+    for row in nest.run(0, "0", fed(), real_time=True):
+        left += triples([row])
+    assert_exact(left, truth(range(4 * size)))
 
 
 def test_router_gives_up_on_a_host_that_stays_away_and_says_which(nest: Nest) -> None:
@@ -107,21 +124,6 @@ def test_two_attempts_at_once_apply_once_and_get_the_same_rows(nest: Nest) -> No
     assert_exact(got[1], truth(range(400)))
     assert got[1] == got[2]
     assert nest.state(committed_batch=0) == truth(range(400))
-
-
-def test_a_few_rows_are_answered_before_the_next_are_read(nest: Nest) -> None:
-    """With the real-time trigger the next rows may come in an hour, and a batch ends when it likes."""
-    nest.start_all()
-    seen: list[dict[str, Any]] = []
-
-    def fed() -> Iterator[pa.RecordBatch]:
-        for at, chunk in enumerate(chunks(range(40), 10)):
-            assert len(seen) == 10 * at, "what was read before has been answered"
-            yield chunk
-
-    for row in nest.run(0, "0", fed()):
-        seen.append(row)  # noqa: PERF402 as they come
-    assert len(seen) == 40
 
 
 def test_an_attempt_that_stopped_half_way_is_completed_by_the_next(nest: Nest) -> None:
@@ -229,11 +231,8 @@ def test_a_second_flock_on_the_checkpoint_fences_the_first_for_good(nest: Nest, 
 def exchange(nest: Nest, host: str, command: bytes, token: str | None = None) -> Any:
     lease = nest.lease(host)
     assert lease is not None
-    client = flight.connect(f"grpc+tcp://{lease.address}")
-    options = flight.FlightCallOptions(
-        headers=[(b"authorization", f"Bearer {token or nest.token}".encode())], timeout=20
-    )
-    return client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+    stream = ClientStream(ServiceAddress.of(lease.address).streams, token or nest.token, command, 20.0)
+    return stream, stream
 
 
 def first_answer(writer: Any, reader: Any) -> dict[str, Any]:
@@ -252,7 +251,7 @@ def test_a_wrong_token_is_refused_on_every_path(nest: Nest) -> None:
     with pytest.raises(WrongToken):
         list(nest.run(0, "0", [rows(range(5))], token="guessed"))
     with pytest.raises(flight.FlightUnauthenticatedError):
-        flight.connect(f"grpc+tcp://{nest.controller.address}").do_action(
+        flight.connect(f"grpc+tcp://{ServiceAddress.of(nest.controller.address).calls}").do_action(
             flight.Action("get_definitions", b"")
         ).__next__()
     assert list(nest.run(0, "0", [rows(range(5))])), "the host still serves"

@@ -99,7 +99,7 @@ class Checks:
 
     # -- with every batch --------------------------------------------------------------------------------------------
 
-    def committed(self, committed: Committed, now_ms: int) -> None:
+    def committed(self, committed: Committed) -> None:
         """I2, I3: every timer that is due and every row has given its output once, in order, from the state it should see."""
         where = f"{self._operator}, batch {committed.batch}"
         rows, timers = {}, []
@@ -115,10 +115,10 @@ class Checks:
         if self._by_key:
             self._check_rows(where, rows, committed.inputs)
             self._set(of_rows)
-            self._check_timers(where, timers, committed, now_ms)
+            self._check_timers(where, timers, committed)
             self._set(timers)
         else:
-            self._check_timers(where, timers, committed, now_ms)
+            self._check_timers(where, timers, committed)
             self._check_rows(where, rows, committed.inputs)
             self._set([*timers, *of_rows])
         self._time.next_batch(committed.inputs)
@@ -128,20 +128,18 @@ class Checks:
             if row["sets_ms"] != NONE:
                 self._timers[row["key"]].add(row["sets_ms"])
 
-    def _check_timers(self, where: str, fired: list[Output], committed: Committed, now_ms: int) -> None:
+    def _check_timers(self, where: str, fired: list[Output], committed: Committed) -> None:
         """A timer fires in the first batch in which it is due and a lane has rows, before any row of its key is applied.
 
         If lanes are made by key, it fires in the first batch in which it is due, after all rows of its key.
         """
         found = Counter((row["key"], row["fires_ms"]) for row in fired)
         pending = {(key, at_ms) for key, timers in self._timers.items() for at_ms in timers}
-        first_ms, last_ms = self._due_ms(committed, now_ms)
-        if wrong := [
-            timer for timer, times in found.items() if times > 1 or timer not in pending or timer[1] > last_ms
-        ]:
-            raise Breach("I2", f"{where}: timers {wrong} fired twice, without having been set, or before {last_ms}")
-        if missed := [timer for timer in pending - found.keys() if timer[1] <= first_ms]:
-            raise Breach("I2", f"{where}: timers {missed} are due by {first_ms} and did not fire")
+        due_ms = self._due_ms(committed)
+        if wrong := [timer for timer, times in found.items() if times > 1 or timer not in pending or timer[1] > due_ms]:
+            raise Breach("I2", f"{where}: timers {wrong} fired twice, without having been set, or before {due_ms}")
+        if missed := [timer for timer in pending - found.keys() if timer[1] <= due_ms]:
+            raise Breach("I2", f"{where}: timers {missed} are due by {due_ms} and did not fire")
         for row in sorted(fired, key=lambda row: row["fires_ms"]):
             key = row["key"]
             self._rings[key] += 1
@@ -149,14 +147,13 @@ class Checks:
             if (row["count"], row["rings"]) != (self._counts[key], self._rings[key]):
                 raise Breach("I2", f"{where}: {row} saw another state than {self._counts[key]}, {self._rings[key]}")
 
-    def _due_ms(self, committed: Committed, now_ms: int) -> tuple[int, int]:
-        """Up to when timers must have fired, and up to when they may. Hosts read their clocks when they begin the batch."""
+    def _due_ms(self, committed: Committed) -> int:
+        """Up to when timers fire. The time of a batch is when Spark first began it, in every run."""
         if not any(committed.inputs.values()) and not self._by_key:
-            return 0, 0
+            return 0
         if self._spec.time_mode != "eventTime":
-            return committed.began_ms, now_ms
-        due_ms = self._time.watermark_ms if self._by_key else self._time.late_ms
-        return due_ms, due_ms
+            return committed.began_ms
+        return self._time.watermark_ms if self._by_key else self._time.late_ms
 
     def _check_rows(self, where: str, lanes: dict[int, list[Output]], inputs: dict[int, list[Row]]) -> None:
         applied: dict[int, list[tuple[int, int]]] = {}

@@ -494,7 +494,7 @@ def initial_state_is_taken_up_twice() -> Iterable[Change]:
 
 @hole("a target that has fired a lane takes keys that arrive later for keys that it had when the lane fired", "I2 I4")
 def arrivals_have_fired() -> Iterable[Change]:
-    return [(FiredLanes, "arrived", lambda fired_lanes, _: fired_lanes)]
+    return [(FiredLanes, "arrived", lambda fired_lanes, *_: fired_lanes)]
 
 
 @hole("a router does not ask the host to which keys have left before their timers had fired", "I2 I4")
@@ -524,3 +524,8 @@ def fired_lanes_are_not_recovered() -> Iterable[Change]:
 )
 def lanes_fire_between_owners() -> Iterable[Change]:
     return [(Memory, "between_owners", False)]
+
+
+@hole("every host takes its own clock for the time of the batch, and a key that moves has another time", "I2 I4")
+def batch_has_several_times() -> Iterable[Change]:
+    return [(Batches, "set_time", lambda *_: False)]

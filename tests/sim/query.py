@@ -189,7 +189,8 @@ class Query:
         first = next(stream, None)
         route = self._route(operator)
         named = first is not None or route.partitions
-        task = Task(request, str(lane)) if named else Task(request, f"empty-{lane}", carries=False)
+        batch_ms = self._began_ms if self.flock.operators[operator].spec.time_mode == "processingTime" else None
+        task = Task(request, str(lane), batch_ms=batch_ms) if named else Task(request, f"empty-{lane}", carries=False)
         given = stream if first is None else chain([first], stream)
         router = Router(route, task)
         with closing(cast("Generator[pa.RecordBatch]", router.run(given, INPUT))) as batches:

@@ -145,7 +145,7 @@ class Run:
         return query
 
     def _committed(self, operator: str, committed: Committed) -> None:
-        self.checks[operator].committed(committed, int(self.kernel.time_s * 1000))
+        self.checks[operator].committed(committed)
 
     def _check_owners(self) -> None:
         for checks in self.checks.values():
@@ -153,7 +153,7 @@ class Run:
 
     def run(self) -> Result:
         breach: Breach | None = None
-        ahead = patch.object(router, "SMALL_ROWS_MAX", 0 if self.load.ahead else router.SMALL_ROWS_MAX)
+        ahead = patch.object(router, "IN_FLIGHT_MAX", router.IN_FLIGHT_MAX if self.load.ahead else 1)
         blocks = patch.object(router, "BLOCK_ROWS", BLOCK_ROWS)
         hot = patch.object(merging, "HOT_ROWS_MIN", HOT_ROWS_MIN)
         small = patch.object(

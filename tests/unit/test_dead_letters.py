@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pyspark.sql import Row
 
 from godwit.errors import ProcessorFailed
-from godwit.runtime.processor.dead_letters import rows_of_letters
+from godwit.runtime.processor.dead_letters import letters_schema, rows_of_letters
 from godwit.runtime.processor.spec import Operator
 from godwit.runtime.reading.export import rows_of_state
 from tests.property.bench_host import BenchHost, Everything, chunk_of, operator_of, request, welcome
@@ -33,8 +34,6 @@ class Picky(Everything):
 
 
 def _operator(dead_letters: bool = True) -> Operator:
-    from dataclasses import replace
-
     operator = operator_of(Picky())
     return replace(operator, spec=replace(operator.spec, dead_letters=dead_letters))
 
@@ -151,3 +150,10 @@ def test_bytes_and_instants_of_a_row_are_readable(tmp_path: Path) -> None:
     letter = DeadLetter.unpack(row_letter(row, 3, "lane", 7, Failed("x", trace="deep"), 9).pack())
     assert (letter.batch, letter.row, letter.error) == (3, 7, "x\ndeep")
     assert _json(letter.data or b"") == '{"b": "AP8=", "t": null, "d": 1.5}'
+
+
+def test_columns_have_names_of_their_own_beside_any_key() -> None:
+    key = pa.schema(dict.fromkeys(("host", "Row"), pa.string()))
+    names = letters_schema(replace(_operator().spec, key_schema=key)).names
+    assert names[:7] == ["host", "Row", "host_godwit", "epoch", "kind", "batch", "lane"]
+    assert names[7:9] == ["row_letter", "timer_ms"]

@@ -91,7 +91,7 @@ def test_timers_of_hosts_that_joined_since_are_asked_for_too(tmp_path: Path) -> 
     directory = FlockDirectory.open(tmp_path, 2, 8)
     service = Service("127.0.0.1", "token", typed.actions({CheckTimers: lambda _: TimersDue(True)}))
     host_directory(str(tmp_path), "host-2").mkdir(parents=True)
-    write_lease(host_directory(str(tmp_path), "host-2"), Lease(1, f"127.0.0.1:{service.port}", 1))
+    write_lease(host_directory(str(tmp_path), "host-2"), Lease(1, f"127.0.0.1:{service.ports}", 1))
     given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0,host-1", "token": "token", "rows": "1"}
     reader = TimerReader(given)
     start = reader.initialOffset()

@@ -90,3 +90,24 @@ def test_a_host_that_stops_does_not_fire_while_a_key_is_between_two_owners() -> 
     with pytest.raises(StaleGeneration):
         exchange._fire(shared, OpenLane("timed", "q", "run-1", 0, LANE))
     assert not instance.batch.fired_lanes.has_fired(0, int(LANE), GROUPS)
+
+
+def test_a_batch_has_sparks_time_whatever_the_clocks_of_its_hosts_say() -> None:
+    """A key that moves after its rows were applied has the same time at its next owner: no timer is due there earlier."""
+    for clock_ms in (NOW_MS - 1_000, NOW_MS + 1_000):
+        instance = instance_by_key()
+        instance.open(FIRST, "empty-1", clock_ms, lambda *_: None, carries=False)
+        instance.open(FIRST, LANE, clock_ms, lambda *_: None, batch_ms=NOW_MS)
+        instance.apply(FIRST, LANE, Chunk(*chunk([(4, 0, NOW_MS), (2, 1, NOW_MS + 1)])))
+        assert told(instance.fire(FIRST, LANE)) == [NOW_MS]
+
+
+def test_the_time_of_a_batch_is_the_same_after_a_restart() -> None:
+    instance, log = instance_by_key(), Parts()
+    instance.durable.journal = cast(Any, log)
+    instance.open(FIRST, "empty-1", NOW_MS + 9, lambda *_: None, carries=False)
+    instance.open(FIRST, LANE, NOW_MS + 9, lambda *_: None, batch_ms=NOW_MS)
+    restarted = instance_by_key()
+    for info, body in log.parts:
+        restarted.recovery.take("host-0", info, memoryview(bytes(body)))
+    assert restarted.batch.times.processing_ms == NOW_MS

@@ -6,23 +6,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.running.feeder import SEPARATOR, records
 from benchmarks.running.measures import counted
-from benchmarks.running.realtime import RECORD_ROWS, first_sent, records
-from godwit.workload import LaneBy, Workload
+from benchmarks.running.realtime import first_sent
+from godwit.workload import LaneBy, Shape, Workload
 from godwit.workload.numbered_rows import lane_batches
 
 START_MS = 1_700_000_000_000
+LINES = {
+    "key-count": "{key}\t\t{n}\t{due}",
+    "traffic": "{car}\t{speed}\t{n}\t{due}",
+    "word-count": "{line}\t{n}\t{due}",
+}
 
 
-def load(lane_by: LaneBy = "key", rows: int = 5 * RECORD_ROWS + 7) -> Workload:
-    return Workload(rows_per_second=300, keys=20, lanes=2, lane_by=lane_by, rows=rows, seed=3)
-
-
-def parsed(lines: list[str]) -> tuple[set[int], list[tuple[int, int]]]:
-    """The starts that records tell, and the (number, key) of their rows in order."""
-    words = [line.split(" ") for line in lines]
-    pairs = [tuple(map(int, word.split(":"))) for line in words for word in line[1:]]
-    return {int(line[0]) for line in words}, [(number, key) for number, key in pairs]
+def load(shape: Shape = "key-count", lane_by: LaneBy = "row", rows: int = 700) -> Workload:
+    return Workload(shape, rows_per_second=300, keys=20, lanes=2, lane_by=lane_by, rows=rows, seed=3)
 
 
 def received(*rows: tuple[int, int, int, int]) -> pa.Table:
@@ -38,24 +37,31 @@ def kept(rows: pa.Table) -> list[tuple[int, int, int, int]]:
 # -- in --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane_by", ["key", "row"])
+@pytest.mark.parametrize("shape", LINES)
 @pytest.mark.parametrize("lane", [0, 1])
-def test_a_lane_has_the_rows_that_the_workload_gives_it(lane_by: LaneBy, lane: int) -> None:
-    workload = load(lane_by)
-    starts, rows = parsed(list(records(workload, lane, START_MS)))
-    expected = pa.Table.from_batches(lane_batches(workload, lane, 0, workload.end, START_MS))
-    assert starts == {START_MS * 1_000}
-    assert rows == list(zip(expected["n"].to_pylist(), expected["key"].to_pylist(), strict=True))
+def test_a_lane_has_the_rows_that_the_workload_gives_it(shape: Shape, lane: int) -> None:
+    workload = load(shape)
+    sent = [value.decode() for value, partition, _ in records(workload, START_MS) if partition == lane]
+    rows = pa.Table.from_batches(lane_batches(workload, lane, 0, workload.end, START_MS))
+    rows = rows.set_column(rows.column_names.index("due"), "due", rows["due"].cast(pa.int64()))
+    assert [float(each) if "." in each else each for line in sent for each in line.split(SEPARATOR)] == [
+        float(each) if "." in each else each
+        for row in rows.to_pylist()
+        for each in LINES[shape].format(**row).split(SEPARATOR)
+    ]
 
 
-def test_no_record_has_more_rows_than_are_taken_from_it() -> None:
-    sizes = [line.count(":") for line in records(load("row"), 0, START_MS)]
-    assert max(sizes) == RECORD_ROWS
-    assert sizes[:-1] == [RECORD_ROWS] * (len(sizes) - 1)
+def test_the_lane_of_a_key_is_the_same_for_all_of_its_rows() -> None:
+    lanes: dict[bytes, set[int]] = {}
+    for value, partition, _ in records(load(lane_by="key"), START_MS):
+        lanes.setdefault(value.split(b"\t")[0], set()).add(partition)
+    assert all(len(each) == 1 for each in lanes.values())
+    assert len(lanes) == 20
 
 
-def test_a_lane_without_rows_has_no_record() -> None:
-    assert list(records(load("row", rows=1), 1, START_MS)) == []
+def test_a_row_is_sent_when_it_is_due() -> None:
+    due = [at_us for _, _, at_us in records(load(), START_MS)]
+    assert due == [START_MS * 1_000 + n * 1_000_000 // 300 for n in range(700)]
 
 
 # -- out -------------------------------------------------------------------------------------------------------------

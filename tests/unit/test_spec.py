@@ -140,3 +140,17 @@ def test_a_document_of_an_older_version_is_read() -> None:
     document = {name: value for name, value in SPEC.to_dict().items() if name not in ("numbers", "past", "outputs")}
     assert OperatorSpec.from_dict(document) == SPEC
     assert SPEC.layout.numbers == (0, 1)
+
+
+def test_columns_beside_the_key_have_names_of_their_own() -> None:
+    key = pa.schema(dict.fromkeys(("Host", "n", "n_state", "TIMERS"), pa.string()))
+    spec = OperatorSpec("op", "P", "row", key, key, ())
+    beside = ["host_godwit", "epoch", "timers_godwit"]
+    assert spec.names_beside_key([], "_state") == beside
+    assert spec.names_beside_key(["N", "epoch", "m", "M"], "_state") == [
+        *beside,
+        "N_state_state",
+        "epoch_state",
+        "m",
+        "M_state",
+    ]

@@ -25,7 +25,8 @@ class OpenLane(Message):
 
     `scope`: the evaluation of a batch DataFrame; None for a streaming query. `carries`: the lane has rows or a tick, so the
     outputs of timers may leave through it. `answered`: the greatest lsn that each generation of the host has answered this
-    attempt of the lane before. `definition`: the definition of the operator that the router belongs to.
+    attempt of the lane before. `definition`: the definition of the operator that the router belongs to. `batch_ms`: Spark's
+    time of the batch, the same at all hosts and in every run; None if the lane does not know it.
     """
 
     operator: str
@@ -37,6 +38,7 @@ class OpenLane(Message):
     carries: bool = True
     answered: tuple[tuple[int, int], ...] = ()
     definition: str = ""
+    batch_ms: int | None = None
 
     @property
     def request(self) -> BatchRef:
@@ -99,7 +101,15 @@ class RowsApplied(Message):
 
 @dataclass(frozen=True, slots=True)
 class FireTimers(Message):
-    """All rows of the lane are applied, at all hosts: timers of its keys fire. Sent only if lanes are made by key."""
+    """Timers fire: if lanes are made by key, those of the lane's keys, because all rows of the lane are applied at all hosts.
+
+    `in_real_time`: all timers that are due now, and rows of the lane go on. `event_max_ms`: the greatest event time of the lane
+    so far. `known`: the number of the last firing of each host that the router has the outputs of.
+    """
+
+    in_real_time: bool = False
+    event_max_ms: int | None = None
+    known: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,10 +449,10 @@ class TimersDue(Message):
 
 @dataclass(frozen=True, slots=True)
 class CheckTimers(Request[TimersDue]):
-    """Whether a timer of the operator is due now, or was due at `until_ms` if that is earlier."""
+    """Whether a timer of the operator is due at `at_ms`, by the clock of the driver, which gives batches their time."""
 
     operator: str
-    until_ms: int | None = None
+    at_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,9 @@ class Codec:
 def compile_codec(schema: pa.Schema, tz: str = "UTC", make_struct: MakeStruct = nested_row) -> Codec:
     """A codec for values with these fields.
 
-    Naive datetimes are in time zone `tz`, which may be `converters.LOCAL`. `make_struct` is given the names of a
-    nested struct's fields and returns what builds one from its values, for a caller who wants them to be of its own
-    row type.
+    Naive datetimes are in time zone `tz`, which may be `converters.LOCAL`; `converters.AWARE` gives datetimes that know
+    their zone. `make_struct` is given the names of a nested struct's fields and returns what builds one from its values,
+    for a caller who wants them to be of its own row type.
     """
     slots = [slot(field, tz, make_struct) for field in schema]
     formats = [_fixed_format(t) for t in schema.types]

@@ -30,6 +30,7 @@ MakeStruct: TypeAlias = Callable[[Sequence[str]], Callable[[Sequence[Any]], Any]
 Conversion: TypeAlias = tuple[Convert, Convert | None]  # to stored, and back where that is not the same value
 
 LOCAL: Final = "local"  # as a time zone: that of the process, as in PySpark
+AWARE: Final = "aware"  # as a time zone: instants that are read are datetimes that know their zone, which is UTC
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _EPOCH_NAIVE: Final = _EPOCH.replace(tzinfo=None)
 _EPOCH_DAY: Final = dt.date(1970, 1, 1).toordinal()
@@ -249,13 +250,15 @@ def _timestamp(site: _Site) -> Conversion:
             value = value.astimezone() if zone is None else value.replace(tzinfo=zone)
         return _micros(value - _EPOCH)
 
+    if zoned and site.tz == AWARE:
+        return store, lambda micros: _EPOCH + dt.timedelta(microseconds=micros)
     return store, lambda micros: naive_datetime(micros, zone)
 
 
 def _zone(tz: str) -> dt.tzinfo | None:
     if tz == LOCAL:
         return process_zone()
-    return dt.UTC if tz == "UTC" else ZoneInfo(tz)
+    return dt.UTC if tz in ("UTC", AWARE) else ZoneInfo(tz)
 
 
 def _micros(span: dt.timedelta) -> int:

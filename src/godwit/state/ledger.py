@@ -245,18 +245,19 @@ class Ledger:
                 recorded.append(entry.outputs.filter(pa.array(asked_for)))
         return recorded
 
-    def timer_outputs(self, lane: str) -> list[pa.RecordBatch]:
-        """Outputs of timers that leave through this lane."""
-        return [entry.outputs for entry in self._fired(lane)]
+    def timer_outputs(self, lane: str, known: Mapping[str, int] | None = None) -> list[pa.RecordBatch]:
+        """Outputs of timers that leave through this lane. `known`: without firings up to this number, by host."""
+        return [entry.outputs for entry in self._fired(lane, known)]
 
-    def firings(self, lane: str) -> list[tuple[str, int]]:
+    def firings(self, lane: str, known: Mapping[str, int] | None = None) -> list[tuple[str, int]]:
         """Name and number of output rows of each firing, in the order of `timer_outputs`."""
-        return [(entry.firing, len(entry.outputs)) for entry in self._fired(lane)]
+        return [(entry.firing, len(entry.outputs)) for entry in self._fired(lane, known)]
 
-    def _fired(self, lane: str) -> Iterator[Entry]:
+    def _fired(self, lane: str, known: Mapping[str, int] | None) -> Iterator[Entry]:
         for entry in self.lanes[lane].with_timers() if lane in self.lanes else ():
-            fired = entry.outputs.column(0).to_numpy() < 0
-            yield Entry(_NONE, _NONE, entry.outputs.filter(pa.array(fired)), entry.firing)
+            if not known or not _is_known(entry.firing, known):
+                fired = entry.outputs.column(0).to_numpy() < 0
+                yield Entry(_NONE, _NONE, entry.outputs.filter(pa.array(fired)), entry.firing)
 
     def of(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> Iterator[tuple[str, Entry]]:
         """The entries of the rows whose routing hashes are selected, for handing them over."""
@@ -268,7 +269,7 @@ class Ledger:
     def timers(self) -> Iterator[tuple[str, Entry]]:
         """Outputs of timers, by the lane through which they left."""
         for lane in self.lanes:
-            for entry in self._fired(lane):
+            for entry in self._fired(lane, None):
                 yield lane, entry
 
     def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> None:
@@ -311,6 +312,17 @@ class Ledger:
         """Entries that may have some of these rows; the rows are ascending."""
         entries = self.lanes.get(lane)
         return entries.between(int(rows[0]), int(rows[-1])) if entries and len(rows) else iter(())
+
+
+def numbered_firing(name: str) -> tuple[str, int]:
+    """The host of a firing, and the number of the firing there; names are of the form host/batch/number."""
+    host, _, number = name.rpartition("/")
+    return host.partition("/")[0], int(number or 0)
+
+
+def _is_known(firing: str, known: Mapping[str, int]) -> bool:
+    host, number = numbered_firing(firing)
+    return number <= known.get(host, 0)
 
 
 def _cut_out(entry: Entry, chosen: npt.NDArray[np.bool_], timers: bool = False) -> Entry:

@@ -29,6 +29,9 @@ class BatchInProgress:
     joined: bool = False  # the host joined in this batch, so it may not have seen the batches before the next one
     spoiled: str = ""  # why this batch must not be committed: something in it did not replay
     late_before: int = 0  # late rows that had been counted when this batch began
+    began_at: dict[str, Any] | None = (
+        None  # in real time: the watermark with which this batch began, which goes on since
+    )
 
     due: Times | None = None  # timers up to these times fire in this batch; None: no timer does
     fired: bool = True  # the timers of this instance have fired in this batch
@@ -80,6 +83,7 @@ class BatchInProgress:
             "late_before": self.late_before,
             "spoiled": self.spoiled,
             "merge": self.merge,
+            **({} if self.began_at is None else {"began_at": self.began_at}),
         }
 
     def restore(self, mark: Mapping[str, Any], spec: OperatorSpec) -> None:
@@ -88,6 +92,7 @@ class BatchInProgress:
         self.watermark.restore(mark["watermark"])
         self.late_before = mark.get("late_before", mark["late"])
         self.spoiled = mark.get("spoiled", "")
+        self.began_at = mark.get("began_at")
         self.times = self.times_at(mark["processing_ms"], spec)
         self.merge = merge_of(mark.get("merge"))
         self.due = self._restored_due(mark, spec)

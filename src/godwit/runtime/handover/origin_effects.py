@@ -256,8 +256,8 @@ class OriginEffects:
         instance, ownership = self._shared.instance, self._shared.ownership
         if not instance.spec.timers_end_lanes:
             return []
-        batch = instance.batch
-        batch.fired_lanes = batch.fired_lanes.take_back(name, units, ownership.apart(units))
+        batch, count = instance.batch, len(ownership.groups)
+        batch.fired_lanes = batch.fired_lanes.take_back(name, units, ownership.apart(units), count)
         return [instance.mark_part()]
 
     def _resume(self, step: int, units: Units) -> None:
@@ -302,4 +302,11 @@ class OriginEffects:
             coming = selects(instance.memory.staged, ownership)  # units that come back bring their own ledger entries
             instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))
             ownership.confirm(self.handover.name(step))
-            instance.write([instance.own_part()])
+            instance.write([*self._confirmed_timers(step), instance.own_part()])
+
+    def _confirmed_timers(self, step: int) -> list[NewPart]:
+        instance, batch = self._shared.instance, self._shared.instance.batch
+        if not instance.spec.timers_end_lanes:
+            return []
+        batch.fired_lanes = batch.fired_lanes.confirm(self.handover.name(step))
+        return [instance.mark_part()]

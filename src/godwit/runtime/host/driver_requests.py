@@ -81,8 +81,7 @@ class DriverRequests:
         if shared is None:
             return TimersDue(False)
         with shared.lock:
-            now_ms = self._clock_ms()
-            return TimersDue(shared.instance.timers.due(min(now_ms, request.until_ms or now_ms)))
+            return TimersDue(shared.instance.timers.due(request.at_ms))
 
     def _check_keys(self, request: CheckKeys) -> KeysKnown:
         shared = self._instances.get(request.operator)

@@ -84,7 +84,8 @@ class LaneExchange:
                 _write(writer, LaneFinished(self._newcomers(shared, message)))
                 return  # this ends the stream; the router waits for its end
             if isinstance(message, FireTimers):
-                _write(writer, *self._fire(shared, lane))
+                in_real_time = message.in_real_time
+                _write(writer, *(self._fire_due(shared, lane, message) if in_real_time else self._fire(shared, lane)))
                 continue
             assert isinstance(message, ApplyRows)
             self.answer(writer, *self._apply(gate, shared, lane.request, message, received.data))
@@ -107,14 +108,22 @@ class LaneExchange:
                 shared.stalled((ports.now_s() - began_s) * 1000, 1)  # the number of waiting rows is not known here
             before = (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers)
             admit = self._admission(lane)
-            work = self._do(
-                shared, lambda i: i.open(request, lane.lane, self._services.clock_ms(), admit, lane.carries)
-            )
+            now_ms = self._services.clock_ms()
+            work = self._do(shared, lambda i: i.open(request, lane.lane, now_ms, admit, lane.carries, lane.batch_ms))
             if (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers) != before:
                 for tell in shared.event_listeners:
                     tell(BatchBegan())
         self._log.flush(work.lsn)
         return work
+
+    def _fire_due(
+        self, shared: SharedInstance, lane: OpenLane, message: FireTimers
+    ) -> tuple[TimersFired, pa.RecordBatch | None]:
+        """In real time: nothing is waited for. Timers of a key between two owners fire at its next owner."""
+        now_ms, known = self._services.clock_ms(), dict(message.known)
+        work = self.worked(shared, lambda i: i.fire_due(lane.request, lane.lane, now_ms, message.event_max_ms, known))
+        outputs = joined(work.outputs) if work.outputs else None
+        return TimersFired(work.lsn, tuple(work.begun["firings"])), outputs
 
     def _fire(self, shared: SharedInstance, lane: OpenLane) -> tuple[TimersFired, pa.RecordBatch | None]:
         """Waits while units are between two owners: their next owner has to know which of their timers have fired."""

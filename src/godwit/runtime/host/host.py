@@ -132,7 +132,7 @@ class Host:
         try:
             for shared in self._instances:
                 self._moves.recover(shared)  # before an origin can bring new copies, which would be taken for old ones
-            self._announce(f"{reachable(self.config.bind, self.config.controller)}:{service.port}")
+            self._announce(f"{reachable(self.config.bind, self.config.controller)}:{service.ports}")
             if self._backup is not None:
                 self._backup.start()
             heartbeats.start()

@@ -52,9 +52,35 @@ class Batches:
         batch.watermark = replace(before, lanes=dict(before.lanes), reported=dict(before.reported))
         batch.watermark.next_batch()
         batch.times = batch.times_at(now_ms, spec)
+        batch.began_at = None
         batch.merge = spec.merge
         batch.late_before = self._memory.counters.late
         batch.spoiled = ""
+
+    def set_time(self, batch_ms: int) -> bool:
+        """Spark's time of the batch, if another time was assumed. So a key that moves has the same time at both owners."""
+        spec, batch = self._memory.spec, self._memory.batch
+        if batch.times.processing_ms == batch_ms:
+            return False
+        batch.times = batch.times_at(batch_ms, spec)
+        if batch.due is not None and not batch.fired:
+            batch.due = batch.times
+        return True
+
+    def go_on(self, lane: str, now_ms: int, event_max_ms: int | None) -> None:
+        """In real time a batch lasts for minutes: its time and its watermark go on while it runs.
+
+        A later run of the batch begins with the watermark that the batch began with: its rows come again.
+        """
+        spec, batch = self._memory.spec, self._memory.batch
+        if batch.began_at is None:
+            batch.began_at = batch.watermark.to_dict()
+            batch.watermark = replace(
+                batch.watermark, lanes=dict(batch.watermark.lanes), reported=dict(batch.watermark.reported)
+            )
+        batch.watermark.report(lane, event_max_ms)
+        batch.watermark.next_batch()
+        batch.times = batch.times_at(max(now_ms, batch.times.processing_ms), spec)
 
     def settle(self, now_ms: int) -> None:
         """The batch before is committed: drop its ledger and its before-images."""
@@ -169,6 +195,9 @@ class Batches:
         batch.pending_outputs, batch.unfired = {}, Units()
         batch.fired_lanes = batch.fired_lanes.anew()
         batch.watermark = replace(batch.watermark, reported={})
+        if batch.began_at is not None:
+            batch.watermark.restore(batch.began_at)
+            batch.times = batch.times_at(batch.times.processing_ms, self._memory.spec)
         self._memory.counters.late = batch.late_before
         batch.spoiled = ""
         batch.merge = self._memory.spec.merge

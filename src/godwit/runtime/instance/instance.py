@@ -14,7 +14,7 @@ clock: the host holds the lock and passes the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -62,9 +62,17 @@ class Instance:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def open(self, request: BatchRef, lane: str, now_ms: int, admit: AdmitRun, carries: bool = True) -> Work:
+    def open(
+        self,
+        request: BatchRef,
+        lane: str,
+        now_ms: int,
+        admit: AdmitRun,
+        carries: bool = True,
+        batch_ms: int | None = None,
+    ) -> Work:
         """Open a lane of a batch; see `LaneRequests.open`."""
-        return self._lanes.open(request, lane, now_ms, admit, carries)
+        return self._lanes.open(request, lane, now_ms, admit, carries, batch_ms)
 
     def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
         """Apply rows of a lane, ascending by number. Rows that were applied before are answered from the ledger."""
@@ -73,6 +81,12 @@ class Instance:
     def follow(self, request: BatchRef, lane: str, chunk: Chunk, times: Times) -> Work:
         """Replay rows that their owner has applied, on the copies here."""
         return self._chunks.follow(request, lane, chunk, times)
+
+    def fire_due(
+        self, request: BatchRef, lane: str, now_ms: int, event_max_ms: int | None, known: Mapping[str, int]
+    ) -> Work:
+        """In real time: fire the timers that are due now."""
+        return self._lanes.fire_due(request, lane, now_ms, event_max_ms, known)
 
     def finish(
         self, request: BatchRef, lane: str, row_count: int | None, event_max_ms: int | None, sent: int | None = None

@@ -5,7 +5,7 @@ The first lane to open a batch settles the batch before; the first that has rows
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from godwit.errors import CheckpointMismatch, NotReplayable
@@ -44,22 +44,33 @@ class LaneRequests:
 
     # -- open --------------------------------------------------------------------------------------------------------
 
-    def open(self, request: BatchRef, lane: str, now_ms: int, admit: AdmitRun, carries: bool = True) -> Work:
+    def open(
+        self,
+        request: BatchRef,
+        lane: str,
+        now_ms: int,
+        admit: AdmitRun,
+        carries: bool = True,
+        batch_ms: int | None = None,
+    ) -> Work:
         """`carries`: the lane has rows, so outputs of timers leave through it, and only through it, whenever it opens again.
 
         Lanes without rows cannot be told from each other, so they carry nothing. If no other lane opens, timers wait for the
-        next batch.
+        next batch. `now_ms`: the clock of the host. `batch_ms`: Spark's time of the batch; lanes without rows do not know it,
+        and nothing depends on it before another lane opens.
         """
         if self._memory.progress.judge(request) is Verdict.UNKNOWN_RUN:
             self._check_run(request, admit)
         work = self._durable.change(
-            lambda work: self._prepare_open(work, request, lane, now_ms, carries), self._batches.undo()
+            lambda work: self._prepare_open(work, request, lane, now_ms, carries, batch_ms), self._batches.undo()
         )
         work.outputs = self._memory.ledger.timer_outputs(lane) if carries else []
         work.begun["firings"] = self._memory.ledger.firings(lane) if carries else []
         return work
 
-    def _prepare_open(self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool) -> InstallInMemory:
+    def _prepare_open(
+        self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool, batch_ms: int | None
+    ) -> InstallInMemory:
         memory = self._memory
         batch, verdict = memory.batch, memory.progress.judge(request)
         if unknown := verdict is Verdict.UNKNOWN_RUN:  # admitted above; nothing of the batch is applied here
@@ -72,10 +83,11 @@ class LaneRequests:
         if begins := verdict is not Verdict.SAME:
             self._checks.check_complete(request)
             self._batches.begin(request, now_ms)
+        timed = batch_ms is not None and self._batches.set_time(batch_ms)
         fires = carries and batch.has_unfired_timers
         install_timers = self._timers.prepare(work, lane) if fires else None
         # A run that is taken up within a batch is written down at once, so that the run before stays fenced after a restart.
-        if begins or unknown or fires:
+        if begins or unknown or fires or timed:
             work.parts.insert(0, mark_part(memory))
         # Whether a row behind the watermark is late depends on the processor, too: that is decided row by row.
         by_event = late_us(batch.times, memory.spec) is not None
@@ -113,6 +125,16 @@ class LaneRequests:
         work = self._timers.end_lane(lane, self._batches.undo())
         work.outputs = self._memory.ledger.timer_outputs(lane)
         work.begun["firings"] = self._memory.ledger.firings(lane)
+        return work
+
+    def fire_due(
+        self, request: BatchRef, lane: str, now_ms: int, event_max_ms: int | None, known: Mapping[str, int]
+    ) -> Work:
+        """In real time: timers that are due now fire; their outputs leave through this lane. `known`: as in `FireTimers`."""
+        self._checks.check_current(request, lane)
+        work = self._timers.fire_due(lane, self._batches, now_ms, event_max_ms)
+        work.outputs = self._memory.ledger.timer_outputs(lane, known)
+        work.begun["firings"] = self._memory.ledger.firings(lane, known)
         return work
 
     # -- finish ------------------------------------------------------------------------------------------------------

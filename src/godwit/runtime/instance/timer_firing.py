@@ -23,6 +23,7 @@ from godwit.runtime.durable.changelog_parts import mark_part
 from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.memory import Memory
 from godwit.runtime.durable.work import Work
+from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.failure_isolation import IsolatingRun
 from godwit.runtime.instance.user_code import DueTimers, UserCode
 from godwit.runtime.processor.rows import Index, Times
@@ -69,6 +70,34 @@ class TimerFiring:
             return install
 
         return self._durable.change(prepare, undo)
+
+    def fire_due(self, lane: str, batches: Batches, now_ms: int, event_max_ms: int | None) -> Work:
+        """In real time: the time of the batch goes on, and timers that are due by then fire.
+
+        A timer is part of its key's state, and is gone when it has fired: so each fires once, at the owner of its key.
+        """
+        memory = self._memory
+        undo = batches.undo()
+        batches.go_on(lane, now_ms, event_max_ms)
+        memory.state.now_ms = memory.batch.times.processing_ms
+        timers = self._of_owner(memory.state.due(self._due_ms(memory.batch.times)))
+        if not timers:
+            return Work(lsn=self._durable.lsn)
+
+        def prepare(work: Work) -> InstallInMemory:
+            install = self._prepare_firing(work, lane, timers, memory.batch.times)
+            work.parts.append(mark_part(memory))
+            return install
+
+        return self._durable.change(prepare, undo)
+
+    def _of_owner(self, timers: DueTimers) -> DueTimers:
+        """Those of keys that are owned here."""
+        memory, columns = self._memory, self._memory.columns
+        if not timers or columns is None or columns.whole:
+            return timers
+        mine = np.isin(memory.stands(memory.hashes_of([key for _, key in timers])), (MINE, int(Stand.LENT)))
+        return [timer for timer, own in zip(timers, mine.tolist(), strict=True) if own]
 
     def _prepare_firing(self, work: Work, lane: str, timers: DueTimers, times: Times) -> InstallInMemory:
         memory, progress = self._memory, self._memory.progress
@@ -169,8 +198,9 @@ class TimerFiring:
         assert ownership is not None, "units arrive only where there is an ownership"
         fired = FiredLanes.from_dict(None if mark is None else mark.get("fired_lanes"))
         release = fired.released.get(step)
-        arrivals = fired.of(units, apart, len(ownership.groups)) if release is None else release.keys
-        batch.fired_lanes = batch.fired_lanes.arrived(arrivals)
+        count = len(ownership.groups)
+        arrivals = fired.of(units, apart, count) if release is None else release.keys
+        batch.fired_lanes = batch.fired_lanes.arrived(arrivals, count)
 
     def _unfired_keys(self, units: Units, fired: Units, mark: Mapping[str, Any]) -> frozenset[int]:
         """Keys of groups that fired elsewhere whose own timers did not: when the groups fired, the keys were apart from them.

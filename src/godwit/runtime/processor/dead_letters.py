@@ -79,9 +79,9 @@ def _text(error: GodwitError) -> str:
 
 def letters_schema(spec: OperatorSpec) -> pa.Schema:
     """Key columns, host, epoch, then what a letter says; a column named like one of the key's gets a suffix."""
-    fields = [*spec.key_schema, pa.field("host", pa.string()), pa.field("epoch", pa.int64())]
-    taken = set(spec.key_schema.names)
-    return pa.schema([*fields, *((f"{name}_letter" if name in taken else name, kind) for name, kind in COLUMNS)])
+    host, epoch, _, *names = spec.names_beside_key([name for name, _ in COLUMNS], "_letter")
+    shown = [pa.field(name, kind) for name, (_, kind) in zip(names, COLUMNS, strict=True)]
+    return pa.schema([*spec.key_schema, pa.field(host, pa.string()), pa.field(epoch, pa.int64()), *shown])
 
 
 def rows_of_letters(

@@ -27,6 +27,8 @@ _KEEP_VARIABLES: Final = (
     "variable another name; deleteIfExists in init then drops the state of the old one"
 )
 _KEEP_OPERATOR: Final = "Use the definition that made the checkpoint, or another operator name or checkpoint directory"
+_BESIDE_KEY: Final = ("host", "epoch", "timers")
+_SUFFIX: Final = "_godwit"  # of these names, if a key column has one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,20 @@ class OperatorSpec:
     def changed(self) -> bool:
         """Whether earlier definitions had state or outputs of another form."""
         return bool(self.past or self.outputs) and not self.ephemeral
+
+    def names_beside_key(self, columns: Sequence[str], suffix: str) -> list[str]:
+        """How host, epoch, timers and these columns are named where they are shown with the key columns.
+
+        A name that is taken gets a suffix. Capitals make no difference: Spark cannot tell such columns apart.
+        """
+        taken = {name.lower() for name in self.key_schema.names}
+        names = []
+        for name, added in [(name, _SUFFIX) for name in _BESIDE_KEY] + [(name, suffix) for name in columns]:
+            while name.lower() in taken:
+                name += added
+            taken.add(name.lower())
+            names.append(name)
+        return names
 
     def to_dict(self) -> dict[str, Any]:
         """A form that `json.dumps` takes. A definition that never changed has the form that older versions read."""

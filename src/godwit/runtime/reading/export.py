@@ -22,13 +22,11 @@ ROWS_MAX = 10_000
 
 
 def state_schema(spec: OperatorSpec) -> pa.Schema:
-    """Key columns, host, epoch, a column per variable, timers; a variable with the name of another column gets a suffix."""
-    fields = [*spec.key_schema, pa.field("host", pa.string()), pa.field("epoch", pa.int64())]
-    taken = {field.name for field in fields} | {"timers"}
-    for variable in spec.variables:
-        name = f"{variable.name}_state" if variable.name in taken else variable.name
-        fields.append(pa.field(name, _variable_type(variable)))
-    return pa.schema([*fields, pa.field("timers", pa.list_(pa.int64()))])
+    """Key columns, host, epoch, a column per variable, timers; one with the name of another column gets a suffix."""
+    host, epoch, timers, *names = spec.names_beside_key([each.name for each in spec.variables], "_state")
+    fields = [*spec.key_schema, pa.field(host, pa.string()), pa.field(epoch, pa.int64())]
+    fields += [pa.field(name, _variable_type(each)) for name, each in zip(names, spec.variables, strict=True)]
+    return pa.schema([*fields, pa.field(timers, pa.list_(pa.int64()))])
 
 
 def _variable_type(variable: Variable) -> pa.DataType:

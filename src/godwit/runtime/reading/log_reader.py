@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, cast
 import pyarrow as pa
 
 from godwit import ports
-from godwit.errors import CheckpointCorrupt, StaleGeneration
+from godwit.errors import CheckpointCorrupt, CheckpointMismatch, StaleGeneration
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.liveness.leases import host_directory
@@ -52,7 +52,8 @@ def every(batch: pa.RecordBatch) -> pa.RecordBatch:
 class LogReader:
     """`read` reads one of the `parts`. `rows_of`: as for a `GroupReader`.
 
-    `selected`: the rows of a batch of changes whose keys are read.
+    `selected`: the rows of a batch of changes whose keys are read. `asked`: the committed batch is one that a user asks for; it
+    must not be older than the state that there is.
     """
 
     spec: OperatorSpec
@@ -62,6 +63,7 @@ class LogReader:
     patience_s: float = PATIENCE_S
     selected: SelectRows = every
     rows_of: RowsOf = rows_of_state
+    asked: bool = False
 
     def read(self, position: int, attempt: int | None = None) -> Iterator[pa.RecordBatch]:
         """Rows of the keys of one part, with their owners and epochs. No task slot is offered: no host is waited for."""
@@ -111,5 +113,16 @@ class LogReader:
 
     def _committed(self, instance: Instance) -> HostState:
         """Every batch before the one in progress is committed; whether that one is, only Spark knows."""
-        settled = instance.progress.batch <= self.committed_batch
+        newest = instance.progress.batch
+        if self.asked and newest > self.committed_batch + 1:
+            raise self._gone(newest)
+        settled = newest <= self.committed_batch
         return instance.ownership, list(instance.state.export(committed=not settled))
+
+    def _gone(self, newest: int) -> CheckpointMismatch:
+        return CheckpointMismatch(
+            f"the checkpoint does not have the state as of batch {self.committed_batch} any more, but as of {newest - 1} or "
+            f"{newest}",
+            todo="Give one of these batches as committedBatch, or read a copy of the checkpoint that was made earlier",
+            operator=self.spec.name,
+        )

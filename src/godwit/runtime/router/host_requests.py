@@ -72,13 +72,14 @@ class RowsRequest:
 
 @dataclass(slots=True, eq=False)
 class FireRequest:
-    """All rows of the lane are applied, and its timers are to fire."""
+    """Timers are to fire: all rows of the lane are applied, or rows come in real time."""
 
+    fire: FireTimers = field(default_factory=FireTimers)
     answered: bool = False
     ask_also: Sequence[tuple[str, str]] = ()  # steps by which keys have left before their timers had fired, and whereto
 
     def message(self, seen: int) -> FireTimers:
-        return FireTimers()
+        return self.fire
 
     def answer(self, answer: TimersFired) -> None:
         self.ask_also, self.answered = answer.ask_also, True

@@ -43,9 +43,12 @@ class RowSlice:
 def row_slices(
     batches: Iterable[pa.RecordBatch], route: Route, lane: str, block_rows: int | None = None
 ) -> Iterator[RowSlice]:
-    """`block_rows`: every slice but the last has exactly so many rows, however Spark has cut its batches."""
+    """`block_rows`: every slice but the last has exactly so many rows, however Spark has cut its batches.
+
+    In real time a tick is a slice without rows, if the operator has timers.
+    """
     rows_only = (_without_ticks(batch) for batch in batches)
-    filled = (batch for batch in rows_only if len(batch))
+    filled = (batch for batch in rows_only if len(batch) or route.timers_in_real_time)
     if route.partitions:
         yield from _by_key(filled, route, lane)
         return
@@ -63,7 +66,7 @@ def row_slices(
         case "columns":
             last: dict[int, int] = {}
             for batch in _gathered(filled, CHUNK_ROWS_MAX) if route.gather else filled:
-                yield from _by_columns(batch, last)
+                yield from _by_columns(batch, last) if len(batch) else _by_position([batch], lane)
 
 
 def _by_key(batches: Iterable[pa.RecordBatch], route: Route, lane: str) -> Iterator[RowSlice]:

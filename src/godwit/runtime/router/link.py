@@ -18,7 +18,7 @@ from godwit.errors import HostUnavailable, StaleGeneration, StateUncertain
 from godwit.runtime.liveness.leases import Lease, check_owner, host_directory, read_failure, read_lease, read_obituary
 from godwit.runtime.liveness.slot_offers import FOR_LEASE_S, SlotOffers, TaskSlot
 from godwit.runtime.liveness.wills import check_inherited
-from godwit.runtime.messages import FinishLane, LaneFinished, LaneOpened, OpenLane, RowsApplied, TimersFired
+from godwit.runtime.messages import FinishLane, FireTimers, LaneFinished, LaneOpened, OpenLane, RowsApplied, TimersFired
 from godwit.runtime.processor.rows import Index
 from godwit.runtime.router.host_requests import FinishRequest, FireRequest, HostRequest, RowsRequest
 from godwit.runtime.router.route import Route, Task
@@ -109,6 +109,7 @@ class Link:
             task.carries,
             tuple(self._answered.items()),
             self._route.definition,
+            task.batch_ms,
         )
         self._lease = lease
         self._stream = Stream(self._directory, lease, self._slot, self._schema, first)
@@ -279,8 +280,8 @@ class Link:
                 self._lost(error)
         return None
 
-    def fire(self) -> FireRequest:
-        request = FireRequest()
+    def fire(self, message: FireTimers) -> FireRequest:
+        request = FireRequest(message)
         self.send(request)
         return request
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 import pyarrow as pa
 
 from godwit.runtime.liveness.wills import batch_lost
-from godwit.runtime.messages import LaneOpened
+from godwit.runtime.messages import FireTimers, LaneOpened
 from godwit.runtime.router.host_requests import RowsRequest
 from godwit.runtime.router.link import Link
 from godwit.runtime.router.route import Route, Task
 from godwit.runtime.router.routing_table import OwnerTable, RoutingFile
+from godwit.state.ledger import numbered_firing
 
 
 class Links:
@@ -28,6 +29,7 @@ class Links:
         self._known = frozenset(table.hosts)
         self._version = table.version
         self._links: dict[str, Link] = {}
+        self._known_firings: dict[str, int] = {}  # in real time: the last firing of each host whose outputs have left
 
     def begin(self, hosts: Iterable[str]) -> None:
         """Every host begins the batch before the first row leaves: after that, no timer is left that could fire in the batch.
@@ -104,6 +106,8 @@ class Links:
         fired: dict[str, pa.RecordBatch] = {}
         for link in self._links.values():
             fired |= link.timers
+        for host, number in map(numbered_firing, fired):
+            self._known_firings[host] = max(number, self._known_firings.get(host, 0))
         return [fired[name] for name in sorted(fired)]
 
     def fire_timers(self) -> None:
@@ -119,7 +123,7 @@ class Links:
         hosts: Sequence[str] = list(dict.fromkeys((*self._links, *self._hosts_now())))
         while hosts:
             self.open(hosts)
-            requests = [self._links[host].fire() for host in hosts]
+            requests = [self._links[host].fire(FireTimers()) for host in hosts]
             for host, request in zip(hosts, requests, strict=True):
                 self._links[host].receive(request)
             if any(link.missed for link in self._links.values()):
@@ -131,6 +135,29 @@ class Links:
                 steps = {step: host for request in requests for step, host in request.ask_also if step not in followed}
                 followed |= steps.keys()
                 hosts = list(dict.fromkeys(steps.values()))
+
+    def fire_due(self, event_max_ms: int | None) -> list[pa.RecordBatch]:
+        """In real time: all hosts fire timers that are due now. Returns the outputs of firings that are new here, in order.
+
+        A key that is between two owners fires at its next owner, when that one is asked again. Hosts number their firings, and
+        heirs of a lost host have its firings under its name.
+        """
+        hosts = list(dict.fromkeys((*self._links, *self._hosts_now())))
+        self.open(hosts)
+        links = [self._links[host] for host in hosts if not self._links[host].retired]
+        message = FireTimers(True, event_max_ms, tuple(self._known_firings.items()))
+        for link, request in [(link, link.fire(message)) for link in links]:
+            link.receive(request)
+        new: dict[tuple[str, int], pa.RecordBatch] = {}
+        for link in links:
+            for name, outputs in link.timers.items():
+                host, number = numbered_firing(name)
+                if number > self._known_firings.get(host, 0):
+                    new[host, number] = outputs
+            link.timers.clear()
+        for host, number in new:
+            self._known_firings[host] = max(number, self._known_firings.get(host, 0))
+        return [new[firing] for firing in sorted(new)]
 
     def opened(self) -> list[LaneOpened]:
         """How the open hosts have begun the batch."""

@@ -24,7 +24,9 @@ class Route:
     key; 0: a lane is a partition of the input. `timers`: whether the operator has timers. They fire at the end of lanes that
     are made by key, otherwise at the beginning of a batch. `merge`: how several rows of a hot key become one row. `checked`:
     whether Spark has put 32 bits of each row's content behind the user's columns. `controller`: the driver's address, for
-    tasks that wait for a host. `definition`: the definition of the operator; hosts refuse a router of an earlier one.
+    tasks that wait for a host. `definition`: the definition of the operator; hosts refuse a router of an earlier one. `timed`:
+    whether Spark has put the time of the batch behind all other columns. `real_time`: rows come one by one, and no row may wait
+    for others.
     """
 
     operator: str
@@ -45,6 +47,8 @@ class Route:
     checked: bool = False
     controller: str = ""
     definition: str = ""
+    timed: bool = False
+    real_time: bool = False
 
     @property
     def timers_end_lanes(self) -> bool:
@@ -54,9 +58,15 @@ class Route:
     def timers_between_batches(self) -> bool:
         return self.timers and self.partitions == 0
 
+    @property
+    def timers_in_real_time(self) -> bool:
+        return self.timers and self.real_time
+
     def of_initial_rows(self) -> Route:
         """The route for initial state: its rows have no event time, no check and no lane by key."""
-        return replace(self, numbering="position", event_time=None, merge=(), checked=False, partitions=0)
+        return replace(
+            self, numbering="position", event_time=None, merge=(), checked=False, partitions=0, real_time=False
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class Task:
     """The Spark task: its batch and lane, and the scope if it evaluates a batch DataFrame.
 
     `carries`: the lane has rows or a tick, so the outputs of timers may leave through it. `attempt`: Spark's number of this
-    attempt.
+    attempt. `batch_ms`: Spark's time of the batch, if the lane has it.
     """
 
     request: BatchRef
@@ -72,3 +82,4 @@ class Task:
     scope: str | None = None
     carries: bool = True
     attempt: int | None = None
+    batch_ms: int | None = None

@@ -36,8 +36,7 @@ from godwit.state.ledger import in_row_order
 from godwit.transport.wire import CHECK, HASH, ROW
 
 IN_FLIGHT_MAX = 3  # slices sent and not yet answered; more than one keeps hosts busy while the next slice is read
-# The answer to so small a slice is awaited before the next slice is read: with the real-time trigger that one may never come.
-SMALL_ROWS_MAX = 256
+FIRE_EVERY_S = 0.1  # in real time: timers fire so late at most
 
 
 class Router:
@@ -52,6 +51,7 @@ class Router:
         self._pace = Pace(route.operator)
         self._row_count = 0
         self._event_max_ms: int | None = None
+        self._fired_s = ports.now_s()
 
     def run(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Outputs in the order of the input rows; returns when all is durable."""
@@ -68,8 +68,11 @@ class Router:
             merging = merging_of(self._route, schema, self._links.opened())
             slices = row_slices(batches, self._route, self._task.lane, None if merging is None else BLOCK_ROWS)
             for row_slice in self._cut(self._read(slices, merging, wire_schema)):
-                self._send(row_slice, wire_schema)
-                yield from self._collect(0 if len(row_slice.rows) <= SMALL_ROWS_MAX else IN_FLIGHT_MAX - 1)
+                if len(row_slice.rows):
+                    self._send(row_slice, wire_schema)
+                    # In real time the next slice may never come.
+                    yield from self._collect(0 if self._route.real_time else IN_FLIGHT_MAX - 1)
+                yield from self._fire_due()
             yield from self._collect(0)
             if self._route.timers_end_lanes and self._task.carries:
                 self._links.fire_timers()
@@ -80,6 +83,13 @@ class Router:
             raise error.at(operator=self._route.operator, batch=request.batch, lane=self._task.lane) from None
         finally:
             self._links.close()
+
+    def _fire_due(self) -> Iterator[pa.RecordBatch]:
+        """In real time, timers fire while the batch runs: a few times in a second, also when no rows come (ticks)."""
+        now_s = ports.now_s()
+        if self._route.timers_in_real_time and not self._sent and now_s - self._fired_s >= FIRE_EVERY_S:
+            self._fired_s = now_s
+            yield from _ordered(self._links.fire_due(self._event_max_ms))
 
     def _read(self, slices: Iterable[RowSlice], merging: Merging | None, schema: pa.Schema) -> Iterator[RowSlice]:
         """Count the rows as they came, then merge them; cutting comes later, because it depends on the clock."""
@@ -92,6 +102,8 @@ class Router:
     def _cut(self, slices: Iterable[RowSlice]) -> Iterator[RowSlice]:
         for whole in slices:
             begin, count = 0, len(whole.rows)
+            if not count:  # a tick
+                yield whole
             while begin < count:
                 end = self._end(whole, begin)
                 # The pace may change between two parts, also to more rows than are left; no row is sent twice.

@@ -53,12 +53,13 @@ class Admitted:
     """What decides which runs an operator admits.
 
     `sources`: the columns of its sources. `merges`: its processor declares a merge. `by_key`: its input is partitioned by key.
-    `start`: where the state ends that it has taken over from Spark.
+    `real_time`: its routers hand rows on as they come. `start`: where the state ends that it has taken over from Spark.
     """
 
     sources: frozenset[int] = frozenset()
     merges: bool = False
     by_key: bool = False
+    real_time: bool = False
     start: Start | None = None
 
 
@@ -119,17 +120,16 @@ class RunAdmission:
             raise UnsupportedQuery(refused[0], todo=refused[1], operator=operator)
         if execution.trigger().getClass().getSimpleName() != _REAL_TIME:
             return
-        if self._facts(operator).by_key:
-            raise UnsupportedQuery(
-                "the input is partitioned by key, which collects all rows of a batch, and the real-time trigger does not let "
-                "rows wait",
-                todo='Define the operator with partitions="input", or use a processingTime or availableNow trigger',
-                operator=operator,
-            )
         if self._facts(operator).merges:
             raise UnsupportedQuery(
                 "the processor declares a merge, which collects rows, and the real-time trigger does not let rows wait",
                 todo="Use a processingTime or availableNow trigger, or declare no merge",
+                operator=operator,
+            )
+        if not self._facts(operator).real_time:
+            raise UnsupportedQuery(
+                "the operator collects rows before it hands them on, and the real-time trigger does not let rows wait",
+                todo="Define the operator with real_time=True, or use a processingTime or availableNow trigger",
                 operator=operator,
             )
 

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError
+from godwit.spark.realtime.tuning import REAL_TIME
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _BINARY = "UTF8_BINARY"  # the collation of a Spark string column unless the user names another
@@ -33,6 +34,8 @@ class OperatorOptions(TypedDict, total=False):
     partitions: the input is partitioned by key into so many partitions, as Spark does for its own operator; by default
     `spark.sql.shuffle.partitions` where it is set, otherwise the task slots that the hosts leave free. The number is fixed
     with the checkpoint. "input": no exchange, rows come in the partitions of the input (the default of `process`).
+    real_time: rows go to the hosts as they come, for a query with the real-time trigger; no exchange. By default False, unless
+    the session was set up with `godwit.tune(builder, real_time=True)`.
     lane, sequence: columns that identify a row, for sources that may divide a batch into other partitions when Spark reads
     the batch again, e.g. lane=["topic", "partition"], sequence="offset".
     """
@@ -43,6 +46,7 @@ class OperatorOptions(TypedDict, total=False):
     value_bytes_max: int
     dead_letters: bool
     partitions: int | Literal["input"]
+    real_time: bool
     lane: str | Sequence[str]
     sequence: str
 
@@ -77,9 +81,18 @@ class Definition:
     added_keys: tuple[str, ...] = ()
 
     @property
+    def real_time(self) -> bool:
+        """Whether rows go to the hosts as they come. A batch DataFrame has all its rows at once."""
+        if not self.frame.isStreaming:
+            return False
+        tuned = str(self.frame.sparkSession.conf.get(REAL_TIME, "false")).lower() == "true"
+        return self.given.get("real_time", tuned and "partitions" not in self.given)
+
+    @property
     def by_key(self) -> bool:
         """Whether Spark partitions the input by key before the operator, as it does for its own operator."""
-        return self.given.get("partitions", "input" if self.flavour == "native" else None) != "input"
+        by_default = "input" if self.flavour == "native" or self.real_time else None
+        return self.given.get("partitions", by_default) != "input"
 
     @property
     def options(self) -> OperatorOptions:
@@ -95,6 +108,11 @@ def _check_partitions(definition: Definition) -> None:
         raise DefinitionError(
             f"partitions={partitions!r} is not allowed",
             todo='Give a number from 1 up, or "input" to take rows in the partitions of the input',
+        )
+    if definition.given.get("real_time") and partitions != "input":
+        raise DefinitionError(
+            f"partitions={partitions!r} collects all rows of a batch, and real_time=True does not let rows wait",
+            todo="Leave one of the two out",
         )
     if definition.options["watermark_policy"] == "min" and definition.by_key:
         raise DefinitionError(
@@ -132,6 +150,7 @@ def check_choices(definition: Definition) -> None:
         ("null_keys", options["null_keys"], ("error", "bucket")),
         ("watermark_policy", options["watermark_policy"], ("max", "min")),
         ("dead_letters", options["dead_letters"], (True, False)),
+        ("real_time", options.get("real_time", False), (True, False)),
     ):
         if value not in allowed:
             raise DefinitionError(

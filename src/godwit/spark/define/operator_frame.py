@@ -21,17 +21,18 @@ from godwit.errors import DefinitionError
 from godwit.model.progress import BatchRef
 from godwit.runtime.router.lanes import EXTRA, EXTRA_BY_KEY
 from godwit.runtime.router.route import Numbering, Route, Task
-from godwit.runtime.router.router import Router
+from godwit.runtime.router.router import FIRE_EVERY_S, Router
 from godwit.spark.define.arguments import slots_of
 from godwit.spark.define.operator_definition import Definition
 from godwit.spark.define.progress_metrics import observed
 from godwit.spark.define.row_identity import RowIdentity
 from godwit.spark.pyspark_api.schemas import session_zone
+from godwit.spark.realtime.rows_as_they_come import as_they_come
 from godwit.spark.task_errors import plain_errors
 from godwit.transport.wire import CHECK, HASH
 
 CONTENT, LANE, SEQUENCE = "__godwit_content", "__godwit_lane", "__godwit_sequence"
-PARTITION, CAME_FROM = "__godwit_partition", "__godwit_came_from"
+PARTITION, CAME_FROM, BATCH_MS = "__godwit_partition", "__godwit_came_from", "__godwit_batch_ms"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 _NO_HASH = ("map<", "variant", "geometry", "geography")  # types that Spark SQL does not hash
@@ -50,6 +51,8 @@ def numbering(definition: Definition, identity: RowIdentity | None) -> Numbering
     """By what a row of a batch is recognised when Spark reads the batch again."""
     if identity is not None:
         return "columns"
+    if definition.real_time:  # rows are not collected and sorted: a batch that is read again is reverted first
+        return "position"
     plan: Any = definition.frame._jdf.queryExecution().analyzed()
     return "content" if _shuffles(plan) else "position"
 
@@ -130,12 +133,25 @@ def partitioned(frame: DataFrame, partitions: int) -> DataFrame:
     return frame.withColumn(PARTITION, lane)
 
 
+def timed(frame: DataFrame) -> DataFrame:
+    """The input with the time of the batch as its last column.
+
+    It stands before the exchange: if a batch has no rows, Spark would leave out the tasks that add a column behind it.
+    """
+    return frame.withColumn(BATCH_MS, _batch_ms())
+
+
+def _batch_ms() -> Any:
+    """In a query, Spark puts the time of the batch in the place of current_timestamp."""
+    return sf.unix_millis(sf.current_timestamp())
+
+
 def with_ticks(frame: DataFrame, ticks: DataFrame, partitions: int) -> DataFrame:
     """The ticks, then the input: where timers fire between two batches, their outputs come before the outputs of rows.
 
     If lanes are made by key, every lane gets a tick, because any of them may have timers that are due.
     """
-    values = {PARTITION: sf.col("tick")} if partitions else {}
+    values = {BATCH_MS: _batch_ms()} | ({PARTITION: sf.col("tick")} if partitions else {})
     columns = [
         values.get(field.name, sf.lit(None)).cast(field.dataType).alias(field.name) for field in frame.schema.fields
     ]
@@ -145,16 +161,20 @@ def with_ticks(frame: DataFrame, ticks: DataFrame, partitions: int) -> DataFrame
 def ticking(frame: DataFrame, partitions: int) -> DataFrame:
     """The input, with a tick for every lane behind each of its partitions: where Spark runs no batches without data."""
     nullable = StructType([StructField(field.name, field.dataType) for field in frame.schema.fields])
+    names = frame.columns
 
     def with_lanes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = None
+        last = None
         for batch in batches:
             schema = pa.schema([field.with_nullable(True) for field in batch.schema])
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-        if schema is not None:
-            *others, lane = schema
-            nulls = [pa.nulls(partitions, field.type) for field in others]
-            yield pa.RecordBatch.from_arrays([*nulls, pa.array(range(partitions), lane.type)], schema=schema)
+            last = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            yield last
+        if last is not None:
+            ticks: list[Any] = [pa.nulls(partitions, field.type) for field in last.schema]
+            ticks[names.index(PARTITION)] = pa.array(range(partitions), pa.int32())
+            if BATCH_MS in names:
+                ticks[-1] = pa.repeat(last.column(last.num_columns - 1)[0], partitions)
+            yield pa.RecordBatch.from_arrays(ticks, schema=last.schema)
 
     return frame.mapInArrow(with_lanes, nullable)
 
@@ -180,9 +200,11 @@ def default_partitions(spark: SparkSession, hosts: int) -> int:
 def routed(frame: DataFrame, route: Route, incarnation: str) -> DataFrame:
     """The output of the operator: every task runs a router."""
     extra = (EXTRA_BY_KEY if route.partitions else EXTRA)[route.numbering]
-    user = len(frame.columns) - 2 - extra - int(route.checked)
+    user = len(frame.columns) - 2 - extra - int(route.checked) - int(route.timed)
     schema = to_arrow_schema(StructType(frame.schema.fields[:user]), timezone=session_zone(frame))
     output = from_arrow_schema(route.output_schema, prefer_timestamp_ntz=True)
+    if route.real_time:
+        frame = as_they_come(frame, round(FIRE_EVERY_S * 1_000) if route.timers else 0)
     return observed(frame.mapInArrow(_router_body(route, schema, incarnation), output), route)
 
 
@@ -192,21 +214,24 @@ def _router_body(
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filled = (batch for batch in batches if len(batch))
         first = next(filled, None)
-        task = on_lane(current_task(incarnation), first)
+        task = current_task(incarnation)
+        if not route.real_time:  # the first row may be a tick then, and a batch that is replayed is reverted first
+            task = on_lane(task, first, route.timed)
         given = filled if first is None else chain([first], filled)
+        last = -2 if route.timed else -1
         with plain_errors(route.controller, route.token):
-            yield from Router(route, task).run((batch.select(batch.schema.names[:-1]) for batch in given), schema)
+            yield from Router(route, task).run((batch.select(batch.schema.names[:last]) for batch in given), schema)
 
     body.__name__ = f"godwit:{route.operator}"  # Spark shows the name in plans: in its UI, and in explain()
     return body
 
 
-def on_lane(task: Task, first: pa.RecordBatch | None) -> Task:
+def on_lane(task: Task, first: pa.RecordBatch | None, timed: bool = False) -> Task:
     """The task on the lane of its first row. A partition without rows has no number, and its lane carries no rows."""
     if first is None:
         return replace(task, lane=f"empty-{task.lane}", carries=False)
-    partition = first.column(first.num_columns - 1)[0].as_py()
-    return replace(task, lane="ticks" if partition is None else str(partition))
+    partition, *time = (column[0].as_py() for column in first.columns[-2 if timed else -1 :])
+    return replace(task, lane="ticks" if partition is None else str(partition), batch_ms=time[0] if time else None)
 
 
 def current_task(incarnation: str) -> Task:

@@ -40,6 +40,7 @@ from godwit.spark.define.operator_frame import (
     partitioned,
     routed,
     ticking,
+    timed,
     with_identity,
     with_ticks,
 )
@@ -107,7 +108,7 @@ class OperatorRegistry:
         routing = self._publish(operator, recorded) if ended is None else self._begin_anew(operator)
         # A merge needs the same blocks of rows again, which columns cannot promise.
         identity = None if operator.spec.merge else row_identity(definition)
-        route = self._route(operator, numbering(definition, identity), routing)
+        route = self._route(operator, numbering(definition, identity), routing, definition.real_time)
         if rows is not None:
             self._initialise(operator, rows, route)
         return self._frame(definition, operator, route, identity)
@@ -224,7 +225,7 @@ class OperatorRegistry:
             raise
         self._operators[operator.spec.name] = operator
 
-    def _route(self, operator: Operator, numbered_by: Numbering, routing: Routing) -> Route:
+    def _route(self, operator: Operator, numbered_by: Numbering, routing: Routing, real_time: bool) -> Route:
         spec = operator.spec
         return Route(
             operator=spec.name,
@@ -235,16 +236,18 @@ class OperatorRegistry:
             token=self._access.token,
             null_keys=spec.null_keys,
             event_time=spec.event_time,
-            gather=spec.flavour != "native",
+            gather=spec.flavour != "native" and not real_time,
             numbering=numbered_by,
             wait_s=self._access.wait_s,
             incarnation=self._access.incarnation,
             timers=spec.time_mode != "none",
+            timed=spec.time_mode == "processingTime" and not real_time,
             partitions=spec.partitions,
             merge=spec.merge,
             checked=True,
             controller=self._controller.address,
             definition=operator.definition,
+            real_time=real_time,
         )
 
     def _frame(
@@ -253,14 +256,17 @@ class OperatorRegistry:
         spec, partitions = operator.spec, route.partitions
         sources = stream_columns(definition.frame, without=timer_source.FORMAT)
         rows = partitioned(with_identity(definition, route.numbering, identity), partitions)
-        timers = definition.frame.isStreaming and route.timers
+        rows = timed(rows) if route.timed else rows
+        timers = definition.frame.isStreaming and route.timers and not route.real_time
         if timers and not batches_without_data(self._spark):
             rows = ticking(rows, partitions) if partitions else rows
         elif timers:
             ticks = timer_source.ticks(self._spark, route)
             sources |= stream_columns(ticks)
             rows = with_ticks(rows, ticks, partitions)
-        self._admission.operators[spec.name] = Admitted(sources, bool(spec.merge), definition.by_key, spec.start)
+        self._admission.operators[spec.name] = Admitted(
+            sources, bool(spec.merge), definition.by_key, route.real_time, spec.start
+        )
         output = routed(exchanged(rows, partitions), route, self._access.incarnation)
         return with_output_watermark(definition, output)
 

@@ -20,7 +20,7 @@ from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.messages import CheckTimers
 from godwit.runtime.router.route import Route
 from godwit.spark.checkpoint.flock_directory import read_roster
-from godwit.spark.checkpoint.source_offsets import TIMER_FORMAT
+from godwit.spark.checkpoint.source_offsets import TICK, TIMER_FORMAT
 from godwit.transport import line, typed
 from godwit.transport.flight import Client
 
@@ -67,15 +67,17 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until_ms = time.time_ns() // 1_000_000
 
     def initialOffset(self) -> dict[str, Any]:
-        return {"tick": 0}
+        return {TICK: 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         hosts = read_roster(self._checkpoint) or self._defined_with
-        if not any(self._due(host) for host in hosts):
+        now_ms = time.time_ns() // 1_000_000
+        at_ms = now_ms if self._until_ms is None else min(now_ms, self._until_ms)
+        if not any(self._due(host, at_ms) for host in hosts):
             return start
-        return {"tick": max(start["tick"] + 1, time.time_ns() // 1_000_000)}
+        return {TICK: max(start[TICK] + 1, now_ms)}
 
-    def _due(self, host: str) -> bool:
+    def _due(self, host: str, at_ms: int) -> bool:
         """A host that does not answer counts as one without due timers; the next trigger asks it again."""
         lease = read_lease(host_directory(self._checkpoint, host))
         if lease is None:
@@ -84,7 +86,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if client is None:
             client = self._clients[lease.address] = line.connect(lease.address, self._token)
         try:
-            return typed.ask(client, CheckTimers(self._operator, self._until_ms), 5.0).due
+            return typed.ask(client, CheckTimers(self._operator, at_ms), 5.0).due
         except GodwitError:
             self._clients.pop(lease.address).close()
             return False

@@ -1,0 +1,87 @@
+"""Settings of Spark that are worth setting for a flock, each with its reason. They count when the session starts.
+
+What they bring is measured by `python -m benchmarks tuning`. No setting here changes what a query computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+REAL_TIME: Final = "spark.godwit.realTime"  # operators are for the real-time trigger
+_log = logging.getLogger("godwit.tune")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A setting, and why it is worth setting."""
+
+    name: str
+    value: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}: {self.why}"
+
+
+ALWAYS: Final = (
+    Tuned(
+        "spark.sql.execution.arrow.maxRecordsPerBatch",
+        "100000",
+        "fewer, larger Arrow batches between the JVM and Python",
+    ),
+    Tuned(
+        "spark.hadoop.fs.AbstractFileSystem.file.impl",
+        "org.apache.hadoop.fs.local.RawLocalFs",
+        "Spark's checkpoint files on a local disk without a second file for each checksum",
+    ),
+)
+IN_REAL_TIME: Final = (
+    Tuned(REAL_TIME, "true", "operators hand rows on as they come, unless their definition says otherwise"),
+    Tuned(
+        "spark.sql.streaming.realTimeMode.allowlistCheck",
+        "false",
+        "Python operators are not on Spark's list for the real-time trigger",
+    ),
+    Tuned(
+        "spark.sql.streaming.realTimeMode.asyncProgressTrackingByDefault.enabled",
+        "false",
+        "a batch begins when Spark has written that the batch before is committed, which a flock relies on",
+    ),
+    Tuned(
+        "spark.python.udf.pipelined.enabled",
+        "true",
+        "outputs are read by a thread of their own, and do not wait for the next input row",
+    ),
+    Tuned(
+        "spark.buffer.size",
+        "256",
+        "an Arrow batch with one row is sent at once; a larger buffer waits until it is full",
+    ),
+)
+
+
+def tune(builder: SparkSession.Builder, *, real_time: bool = False) -> SparkSession.Builder:
+    """Set what is worth setting for a flock, before the session is made; returns the builder.
+
+    real_time: for queries with the real-time trigger. The settings and their reasons are in `godwit.tuning`, in
+    docs/tuning.md, and, at level INFO, in the log of `godwit.tune`. A setting that comes after this call replaces a tuned one.
+    Spark's Python workers run the interpreter of this program, unless PYSPARK_PYTHON names another one.
+    """
+    os.environ.setdefault(
+        "PYSPARK_PYTHON", sys.executable
+    )  # the one setting that Spark takes from the environment only
+    for each in tuning(real_time=real_time):
+        _log.info("%s", each)
+        builder = builder.config(each.name, each.value)
+    return builder
+
+
+def tuning(*, real_time: bool = False) -> tuple[Tuned, ...]:
+    """What `tune` sets, and why."""
+    return (*ALWAYS, *(IN_REAL_TIME if real_time else ()))
