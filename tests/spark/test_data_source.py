@@ -11,12 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.spark.checkpoint.data_source import KeyFilter, newest_commit
+from tests.spark.journeys import Journey, Total
 from tests.spark.processors import Keeper, flavoured
 from tests.spark.side_by_side import Feed
 
@@ -128,10 +129,54 @@ def test_wrong_options_are_named(spark: SparkSession, checkpoint: Path, options:
         spark.read.format("godwit").options(**given).load().collect()
 
 
+def test_a_batch_whose_state_is_no_longer_there_is_refused(spark: SparkSession, checkpoint: Path) -> None:
+    newest = newest_commit(checkpoint.parent / "spark")
+    whole = state(spark, checkpoint, committedBatch=newest)
+    assert_same(whole, state(spark, checkpoint))
+    assert state(spark, checkpoint, committedBatch=newest - 1).count() == len(KEYS)
+    said = f"not have the state as of batch {newest - 2} any more, but as of {newest - 1} or {newest} .operator=kept"
+    with pytest.raises(PySparkException, match=said):
+        state(spark, checkpoint, committedBatch=newest - 2).collect()
+
+
+KEY_NAMES = ("value", "var", "op", "sub", "host", "Epoch", "timers", "total")
+
+
+@pytest.fixture(scope="module")
+def named(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a flock whose key columns are named as columns of changes, and as columns that are shown beside them."""
+    job = Journey(
+        spark, tmp_path_factory.mktemp("named"), Total, pa.schema(dict.fromkeys(KEY_NAMES, pa.string())), KEY_NAMES
+    )
+    job.feed.add([[letter] * len(KEY_NAMES) for letter in "abc"])
+    with godwit.Flock(spark, hosts=1, checkpoint=job.root / "flock") as flock:
+        job.run(job.in_flock(flock), "new")
+    return job.root / "flock"
+
+
+@pytest.mark.parametrize("options", [{}, {"stateVarName": "total"}], ids=str)
+def test_filters_on_key_columns_of_any_name(spark: SparkSession, named: Path, options: dict[str, str]) -> None:
+    for name in KEY_NAMES:
+        column = f"key.{name}" if options else name
+        with pushdown(spark):
+            rows = spark.read.format("godwit").options(operator="op", **options).load(str(named))
+            shown = rows.where(f"{column} = 'b'").select(column).collect()
+        assert [tuple(row) for row in shown] == [("b",)], name
+
+
+def test_columns_beside_the_key_get_other_names(spark: SparkSession, named: Path) -> None:
+    shown = godwit.read_state(spark, named, "op")
+    assert shown.columns == [*KEY_NAMES, "host_godwit", "epoch_godwit", "total_state", "timers_godwit"]
+    row = shown.where("value = 'a'").select("host", "host_godwit", "epoch_godwit", "total_state.n").collect()
+    assert [tuple(each) for each in row] == [("a", "host-0", 1, 1)]
+    (listed,) = spark.read.format("godwit").load(str(named)).select("variable", "column").collect()
+    assert tuple(listed) == ("total", "total_state")
+
+
 def test_a_filter_that_leaves_a_key_column_open_may_need_every_group() -> None:
     spec = OperatorSpec("op", "P", "row", pa.schema({"a": pa.string(), "b": pa.int64()}), EVENTS, ())
-    assert KeyFilter({"a": ("x",)}).groups(spec, 8) is None
-    assert len(KeyFilter({"a": ("x", "y"), "b": (1,)}).groups(spec, 1 << 20) or ()) == 2
+    assert KeyFilter({0: ("x",)}).groups(spec, 8) is None
+    assert len(KeyFilter({0: ("x", "y"), 1: (1,)}).groups(spec, 1 << 20) or ()) == 2
 
 
 def test_the_newest_commit_of_a_directory_without_any(tmp_path: Path) -> None:

@@ -25,6 +25,6 @@ KEY = ("key",)
 def test_null_key_is_let_through_by_null_safe_equality_only(pushed: Filter, keys: list[int | None]) -> None:
     """Before: `key IN (1, NULL)` gave the state of the null key, too."""
     batch = pa.RecordBatch.from_arrays([pa.array([1, None, 2], pa.int64())], names=["key"])
-    name, values = _values(pushed)
+    name, values = _values(pushed, ())
     assert name is not None
-    assert KeyFilter({name: values})(batch).column(0).to_pylist() == keys
+    assert KeyFilter({0: values})(batch).column(0).to_pylist() == keys

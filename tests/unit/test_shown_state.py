@@ -100,12 +100,13 @@ def test_state_that_was_stored_without_the_description_is_shown_as_it_is() -> No
     assert [field.name for field in columns[0].field.type] == ["lap_0", "lap_1", "lap_2", "lap_total"]
 
 
-def test_a_timer_beyond_the_calendar_is_shown_at_its_end() -> None:
+def test_a_timer_beyond_the_calendar_is_shown_at_its_end_or_beginning() -> None:
     from godwit.spark.checkpoint.shown_state import _moments
 
-    found = _moments(pa.array([[1_000, 2**62], None, []], pa.list_(pa.int64()))).to_pylist()
+    found = _moments(pa.array([[1_000, 2**62], None, [], [-(2**63), -1_000]], pa.list_(pa.int64()))).to_pylist()
     assert found[0] == [dt.datetime.fromtimestamp(1, dt.UTC), dt.datetime(9999, 12, 31, 23, 59, 59, 999_000, dt.UTC)]
-    assert found[1:] == [None, []]
+    assert found[1:3] == [None, []]
+    assert found[3] == [dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(1969, 12, 31, 23, 59, 59, tzinfo=dt.UTC)]
 
 
 def test_adapters_and_packers_take_the_description_for_nothing() -> None:

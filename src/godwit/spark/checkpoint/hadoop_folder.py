@@ -14,7 +14,7 @@ class Folder:
     """A directory in a file system of Hadoop."""
 
     def __init__(self, spark: SparkSession, path: str | os.PathLike[str]) -> None:
-        self._spark = spark
+        self.spark = spark
         self.path = os.fspath(path)
         self._jvm: Any = spark._jvm
         session: Any = spark._jsparkSession
@@ -24,6 +24,11 @@ class Folder:
     def _at(self, name: str) -> Any:
         path = self._jvm.org.apache.hadoop.fs.Path(self.path)
         return self._jvm.org.apache.hadoop.fs.Path(path, name) if name else path
+
+    @property
+    def qualified(self) -> str:
+        """The path with its file system: the same for all ways to write an absolute or relative path."""
+        return str(self._files.makeQualified(self._at("")).toString())
 
     def exists(self, name: str = "") -> bool:
         return bool(self._files.exists(self._at(name)))
@@ -66,5 +71,5 @@ class Folder:
                 f"{target.path} cannot be written", todo="Give a directory that does not exist yet"
             )
 
-    def delete(self) -> None:
-        self._files.delete(self._at(""), True)
+    def delete(self, name: str = "") -> None:
+        self._files.delete(self._at(name), True)

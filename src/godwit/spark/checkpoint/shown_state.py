@@ -20,7 +20,9 @@ from godwit.state.variables import Variable
 from godwit.windows.pane_view import PaneView
 
 MOMENT: Final = pa.timestamp("us", tz="UTC")
-LAST_MS: Final = 253_402_300_799_999  # the last moment of the year 9999: Python has no later one
+# The years 1 to 9999: Python has no other moments.
+FIRST_MS: Final = -62_135_596_800_000
+LAST_MS: Final = 253_402_300_799_999
 _BEFORE: Final = 2  # host and epoch stand between the key columns and the variables
 
 
@@ -41,12 +43,13 @@ def shown_schema(spec: OperatorSpec) -> pa.Schema:
 def shown_columns(spec: OperatorSpec) -> list[ShownColumn]:
     """The columns behind key, host and epoch."""
     stored = list(state_schema(spec))[len(spec.key_schema) + _BEFORE :]
-    timers = ShownColumn(pa.field("timers", pa.list_(MOMENT)), None)
+    timers = ShownColumn(stored[-1].with_type(pa.list_(MOMENT)), None)
     view = _view(spec)
     if view is not None:
-        taken = {*spec.key_schema.names, "host", "epoch", "timers"}
-        fields = [field.with_name(f"{field.name}_state") if field.name in taken else field for field in view.columns()]
-        return [*(ShownColumn(field, spec.variables[0]) for field in fields), timers]
+        panes = view.columns()
+        _, _, _, *names = spec.names_beside_key([pane.name for pane in panes], "_state")
+        renamed = [pane.with_name(name) for name, pane in zip(names, panes, strict=True)]
+        return [*(ShownColumn(pane, spec.variables[0]) for pane in renamed), timers]
     pairs = zip(stored, spec.variables, strict=False)
     return [*(ShownColumn(field.with_type(_type(field.type, each)), each) for field, each in pairs), timers]
 
@@ -72,8 +75,9 @@ def _view(spec: OperatorSpec) -> PaneView | None:
 
 
 def _moments(timers: Any) -> Any:
-    """Milliseconds as timestamps. A timer beyond the year 9999 is shown at its end."""
-    shown = pc.min_element_wise(timers.flatten(), pa.scalar(LAST_MS)).cast(pa.timestamp("ms", tz="UTC")).cast(MOMENT)
+    """Milliseconds as timestamps. A timer beyond the years 1 to 9999 is shown at their end or beginning."""
+    within: Any = pc.max_element_wise(pc.min_element_wise(timers.flatten(), pa.scalar(LAST_MS)), pa.scalar(FIRST_MS))
+    shown = within.cast(pa.timestamp("ms", tz="UTC")).cast(MOMENT)
     counts = pc.fill_null(pc.list_value_length(timers), 0)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts).cast(pa.int32())])
     return pa.ListArray.from_arrays(offsets, shown, mask=timers.is_null())

@@ -16,6 +16,7 @@ from godwit.spark.checkpoint.hadoop_folder import Folder
 
 Offsets = list[str | None]  # one per source; None if Spark has not asked the source yet
 TIMER_FORMAT: Final = "godwit-timers"  # of the source by which operators with timers get batches without data
+TICK: Final = "tick"  # the one field of an offset of that source
 # The beginnings of the class names of streams: with a reader in a Python process, and of Kafka.
 _PYTHON, _KAFKA = "Python", "Kafka"
 

@@ -13,11 +13,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError
 from godwit.runtime.processor.dead_letters import letters_schema, rows_of_letters
 from godwit.runtime.processor.spec import OperatorSpec
-from godwit.runtime.reading.log_reader import LogReader
+from godwit.runtime.reading.group_reader import RowsOf
+from godwit.runtime.reading.log_reader import LogReader, SelectRows, every
 from godwit.runtime.reading.state_reader import StateReader
 from godwit.runtime.router.routing_table import read_routing
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
@@ -42,11 +44,11 @@ class StateView:
     controller: str
 
     def state(self) -> DataFrame:
-        return _frame(self.spark, replace(self._reader(), rows_of=shown_rows), shown_schema(self.spec))
+        return _frame(self.spark, replace(self._reader(), rows_of=shown_rows), _as_spark(shown_schema(self.spec)))
 
     def dead_letters(self) -> DataFrame:
         reader = replace(self._reader(), rows_of=rows_of_letters)
-        return _frame(self.spark, reader, letters_schema(self.spec))
+        return _frame(self.spark, reader, _as_spark(letters_schema(self.spec)))
 
     def _reader(self) -> StateReader:
         batch, parts = committed_batch(self.spark, self.binding), groups_by_host(self.directory, self.spec.name)
@@ -62,9 +64,25 @@ def read_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator
     """
     directory = FlockDirectory.existing(checkpoint)
     spec, binding = known_operator(directory, str(operator))
-    batch, parts = committed_batch(spark, binding), groups_by_host(directory, spec.name)
-    reader = LogReader(spec, str(directory.path), parts, batch, rows_of=shown_rows)
-    return _frame(spark, reader, shown_schema(spec))
+    batch = committed_batch(spark, binding)
+    return committed_rows(spark, directory, spec, batch, shown_rows, _as_spark(shown_schema(spec)))
+
+
+def committed_rows(
+    spark: SparkSession,
+    directory: FlockDirectory,
+    spec: OperatorSpec,
+    batch: int,
+    rows_of: RowsOf,
+    schema: StructType,
+    shape: SelectRows = every,
+) -> DataFrame:
+    """What `rows_of` makes of the state of an operator, from the logs of a checkpoint.
+
+    batch: the newest that is committed. shape: makes batches of this schema of what `rows_of` gives.
+    """
+    parts = groups_by_host(directory, spec.name)
+    return _frame(spark, LogReader(spec, str(directory.path), parts, batch, rows_of=rows_of), schema, shape)
 
 
 def known_operator(directory: FlockDirectory, operator: str) -> tuple[OperatorSpec, Binding | None]:
@@ -89,9 +107,14 @@ def groups_by_host(directory: FlockDirectory, operator: str) -> tuple[tuple[str,
     return tuple((host, frozenset(routing.groups_of(host))) for host in routing.hosts)
 
 
-def _frame(spark: SparkSession, reader: StateReader | LogReader, shown: pa.Schema) -> DataFrame:
+def _as_spark(schema: pa.Schema) -> StructType:
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def _frame(
+    spark: SparkSession, reader: StateReader | LogReader, schema: StructType, shape: SelectRows = every
+) -> DataFrame:
     parts = reader.parts
-    schema = from_arrow_schema(shown, prefer_timestamp_ntz=True)
 
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -99,6 +122,6 @@ def _frame(spark: SparkSession, reader: StateReader | LogReader, shown: pa.Schem
         with plain_errors():
             for positions in batches:
                 for position in positions.column(0).to_numpy():
-                    yield from reader.read(int(position), attempt)
+                    yield from map(shape, reader.read(int(position), attempt))
 
     return spark.range(0, len(parts), 1, len(parts)).mapInArrow(body, schema)
