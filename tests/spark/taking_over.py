@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
+import pandas as pd
 import pyspark.cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -106,3 +107,65 @@ class Other(Counting):
 class Renamed(Counting):
     def init(self, handle: Any) -> None:
         self.total = handle.getValueState("sum", "n long")
+
+
+class Seeded(StatefulProcessor):
+    """All words of a key, those of the initial state too; each output shows them."""
+
+    OUTPUT = "id string, words string"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.words = handle.getListState("words", "word string")
+
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+        self.words.appendValue((initialState["word"],))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.words.appendValue((row.word,))
+        yield Row(id=key[0], words=" ".join(sorted(word for (word,) in self.words.get())))
+
+    def close(self) -> None:
+        pass
+
+
+class CountingInPandas(StatefulProcessor):
+    """As `Counting`, with DataFrames."""
+
+    OUTPUT = Counting.OUTPUT
+    PANDAS = True
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n = (self.total.get() or (0,))[0]
+        for frame in rows:
+            yield pd.DataFrame({"id": key[0], "n": range(n + 1, n + 1 + len(frame))})
+            n += len(frame)
+        self.total.update((n,))
+
+    def close(self) -> None:
+        pass
+
+
+class Alarm(StatefulProcessor):
+    """A row sets two timers: one is due after a second, and one a year later."""
+
+    OUTPUT = "id string, what string"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        self.handle.registerTimer(now_ms + 1_000)
+        self.handle.registerTimer(now_ms + 365 * 24 * HOUR_MS)
+        yield Row(id=key[0], what="set")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        left = [at_ms for at_ms in self.handle.listTimers() if at_ms != expiredTimerInfo.getExpiryTimeInMs()]
+        yield Row(id=key[0], what=f"rang, {len(left)} left")
+
+    def close(self) -> None:
+        pass

@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import godwit
@@ -52,8 +51,15 @@ def run(frame: DataFrame, checkpoint: Path) -> Seen:
     return seen
 
 
-def in_spark(frame: DataFrame, processor: Any, mode: str = "None", initial: Any = None) -> DataFrame:
-    return frame.groupBy("id").transformWithState(processor, processor.OUTPUT, "Update", mode, initial)
+def in_spark(frame: DataFrame, processor: Any, mode: str = "None") -> DataFrame:
+    return transformed(frame, processor, type(processor), mode)
+
+
+def transformed(frame: DataFrame, processor: Any, kind: Any, mode: str = "None", initial: Any = None) -> DataFrame:
+    """Plain Spark, with Rows or with pandas, as the class of the processor says."""
+    grouped = frame.groupBy("id")
+    transform = grouped.transformWithStateInPandas if hasattr(kind, "PANDAS") else grouped.transformWithState
+    return transform(processor, kind.OUTPUT, "Update", mode, initial)
 
 
 def counts(seen: Seen) -> list[int]:
@@ -88,15 +94,25 @@ def test_one_count_from_spark_to_a_flock_and_back_to_spark(spark: SparkSession, 
         counted(feed)
         shutil.rmtree(tmp_path / "old", ignore_errors=True)
 
-    state = spark.read.format("godwit").option("operator", "count").load(str(tmp_path / "flock"))
-    initial = state.select("id", sf.col("total.n").alias("total")).groupBy("id")
-    unread = feed.stream(spark).where("_metadata.file_name > '0003.parquet'")
-    back = in_spark(unread, Counting(), initial=initial)
-    assert counts(run(back, tmp_path / "back")) == [6]
+    for start in range(2):  # as before, without a flock
+        back_to_spark(spark, tmp_path, "count", Counting, lambda: feed.stream(spark))
+        assert counts(run(in_spark(feed.stream(spark), Counting()), tmp_path / "back")) == [6 + start]
+        counted(feed)
+
+
+def back_to_spark(
+    spark: SparkSession, root: Path, operator: str, processor: Any, stream: Callable[[], DataFrame], mode: str = "None"
+) -> None:
+    """The query of root/new goes on as one of plain Spark with root/back."""
+    saved = godwit.state_for_spark(spark, root / "flock", operator, processor())
+    whole = transformed(stream().where("false"), saved.processor, processor, mode, saved.initialState)
+    godwit.continue_in_spark(whole, root / "new", root / "back", outputMode="update")
 
 
 @pytest.mark.long
-def test_lists_maps_timers_and_the_watermark_go_on_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_lists_maps_timers_and_the_watermark_go_on_in_a_flock_and_in_spark_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     hours = [0, 0.2, 3, 3.2, 1.5, 6]  # the row of 1.5 comes late
     feed = Feed(tmp_path / "feed", EVENTS)
 
@@ -122,11 +138,16 @@ def test_lists_maps_timers_and_the_watermark_go_on_as_in_spark(spark: SparkSessi
         )
         godwit.continue_spark_query(frame, tmp_path / "old", tmp_path / "new")
         after = run(frame, tmp_path / "new")
-    whole = run(in_spark(marked(), Remembering(), "EventTime"), tmp_path / "whole")
-    both = Seen(before.rows + after.rows)
-    assert both.by_key() == whole.by_key()
+    in_spark_alone = run(in_spark(marked(), Remembering(), "EventTime"), tmp_path / "whole").rows
+    hours += [6.2, 5.5, 9, 12]  # the row of 5.5 comes late
+    add(slice(6, None))
+    back_to_spark(spark, tmp_path, "all", Remembering, marked, "EventTime")
+    again = run(in_spark(marked(), Remembering(), "EventTime"), tmp_path / "back")
+    in_spark_alone += run(in_spark(marked(), Remembering(), "EventTime"), tmp_path / "whole").rows
+    both = Seen(before.rows + after.rows + again.rows)
+    assert both.by_key() == Seen(in_spark_alone).by_key()
     timers = [row[1] for _, row in both.rows if row[1].startswith("timer") and row[0] == KEYS[0]]
-    assert len(timers) == len(set(timers)) == 4
+    assert len(timers) == len(set(timers)) == 7
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+import msgpack
 import pyarrow as pa
 import pytest
 
@@ -14,7 +15,8 @@ from godwit.runtime.durable.batch_in_progress import BatchInProgress
 from godwit.runtime.messages import Admit
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.spark.checkpoint.run_admission import Admitted, RunAdmission
-from godwit.spark.porting.spark_state import _check_declared, _Encoder
+from godwit.spark.porting.spark_state import _check_declared
+from godwit.spark.porting.stored_rows import Encoder, plain
 from godwit.state.changes import position_sub
 from godwit.state.codec import compile_codec
 from godwit.state.deadlines import STAMP_BYTES, expiry_ms
@@ -26,7 +28,13 @@ NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
 
 
 def encoded(old: Variable, cells: list[Any], subs: list[Any] | None = None, new: Variable | None = None) -> list[Any]:
-    return list(_Encoder(old, new or old).encode(subs or [None] * len(cells), cells))
+    """From what Spark's reader shows, as Arrow has it."""
+    value: Any = pa.struct(list(old.schema))
+    cell = value if old.ttl_ms is None else pa.struct([("value", value), ("ttlExpirationMs", pa.int64())])
+    cell = pa.list_(cell) if old.kind == "list" else cell
+    sub = pa.int32() if old.key_schema is None else pa.struct(list(old.key_schema))
+    given = plain(pa.array(subs or [None] * len(cells), sub)), plain(pa.array(cells, cell))
+    return list(Encoder(old, new or old).encode(*given))
 
 
 def test_a_value_is_stored_as_the_processor_would_store_it() -> None:
@@ -46,6 +54,19 @@ def test_a_map_has_an_entry_per_row() -> None:
     key = pa.schema({"word": pa.string()})
     rows = encoded(Variable("v", "map", LONG, key), [{"n": 1}], [{"word": "a"}])
     assert rows == [(0, compile_codec(key).encode(("a",)), compile_codec(LONG).encode((1,)))]
+
+
+def test_a_map_in_a_field_may_have_any_keys() -> None:
+    """Structs and arrays are dicts and lists as Arrow gives them to Python, and no dict has these as keys."""
+    pair = pa.struct({"a": pa.int32(), "l": pa.list_(pa.int32())})
+    schema = pa.schema({"m": pa.map_(pair, pa.map_(pa.string(), pair)), "none": pa.map_(pair, pair)})
+    cell = {
+        "m": [({"a": 1, "l": [2, None]}, [("x", {"a": None, "l": None})]), ({"a": 3, "l": None}, None)],
+        "none": None,
+    }
+    ((_, _, value),) = encoded(Variable("v", "value", schema), [cell])
+    keys, values = [[1, [2, None]], [3, None]], [[["x"], [[None, None]]], None]
+    assert msgpack.unpackb(value) == [[keys, values], None]
 
 
 def test_an_entry_with_a_ttl_keeps_its_end() -> None:

@@ -1,1 +1,1 @@
-"""A job goes from plain Spark to a flock: its state, its offsets and its watermark, read from Spark's checkpoint."""
+"""A job goes from plain Spark to a flock, or back: its state, its timers, its offsets and its watermark."""

@@ -47,7 +47,7 @@ def continue_spark_query(frame: DataFrame, old: str | os.PathLike[str], new: str
 
 def _write(source: SparkCheckpoint, draft: Folder, streams: Sequence[StreamSource]) -> None:
     committed = source.committed()
-    _check_operators(source, committed)
+    source.check_operators(committed, "the old query", OPERATOR)
     inputs = [at for at, stream in enumerate(streams) if stream.format != TIMER_FORMAT]
     source.folder.copy_to("metadata", draft, "metadata")
     for batch in source.batches("offsets"):
@@ -58,15 +58,6 @@ def _write(source: SparkCheckpoint, draft: Folder, streams: Sequence[StreamSourc
         if source.folder.exists(f"commits/{batch}"):
             draft.write(f"commits/{batch}", _without_state(*source.commit(batch)))
     _copy_source_logs(source.folder, draft, streams)
-
-
-def _check_operators(source: SparkCheckpoint, batch: int) -> None:
-    others = [name for name, _ in source.operators(batch).values() if not name.startswith(OPERATOR)]
-    if others:
-        raise CheckpointMismatch(
-            f"the old query has a stateful operator {others[0]} of Spark, and its state would be lost",
-            todo="Only a query whose stateful operators are all transformWithState can be continued",
-        )
 
 
 def _with_timers(planned: PlannedBatch, streams: Sequence[StreamSource], inputs: Sequence[int]) -> PlannedBatch:

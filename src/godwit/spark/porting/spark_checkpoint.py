@@ -18,6 +18,9 @@ from godwit.spark.checkpoint.run_admission import active_query
 
 VOID: Final = "-"  # in the offset log: Spark has not asked the source yet
 OPERATOR: Final = "transformWithState"  # the beginning of the names that Spark gives to these operators
+PANDAS_OPERATOR: Final = f"{OPERATOR}InPandas"
+_WATERMARK: Final = "batchWatermarkMs"
+_PROCESSING: Final = "batchTimestampMs"
 _SEQUENCE: Final = "v1"  # a line per source; "v2" has names of sources
 
 
@@ -30,7 +33,19 @@ class PlannedBatch:
 
     @property
     def watermark_ms(self) -> int:
-        return int(json.loads(self.metadata).get("batchWatermarkMs", 0)) if self.metadata else 0
+        return self._number(_WATERMARK)
+
+    @property
+    def processing_ms(self) -> int:
+        return self._number(_PROCESSING)
+
+    def _number(self, name: str) -> int:
+        return int(json.loads(self.metadata).get(name, 0)) if self.metadata else 0
+
+    def at(self, processing_ms: int, watermark_ms: int) -> PlannedBatch:
+        """The same batch at another time."""
+        times = {_PROCESSING: processing_ms, _WATERMARK: watermark_ms}
+        return PlannedBatch(json.dumps({**json.loads(self.metadata), **times}), self.offsets)
 
     def text(self) -> str:
         return "\n".join([_SEQUENCE, self.metadata, *self.offsets])
@@ -62,6 +77,17 @@ class SparkCheckpoint:
         reader = self._spark.read.format("state-metadata").option("batchId", batch)
         rows = reader.load(self.folder.path).collect() if self.folder.names("state") else []
         return {row["operatorId"]: (row["operatorName"], json.loads(row["operatorProperties"] or "{}")) for row in rows}
+
+    def check_operators(self, batch: int, query: str, carried: str | None = None) -> None:
+        """Raise if the query has a stateful operator whose name does not begin with `carried`: its state would be lost."""
+        names = [name for name, _ in self.operators(batch).values()]
+        lost = [name for name in names if carried is None or not name.startswith(carried)]
+        if lost:
+            raise CheckpointMismatch(
+                f"{query} has a stateful operator {lost[0]} of Spark, and its state would be lost",
+                todo="Only state of transformWithState goes along: give the other operators a query of their own, or start a "
+                "new query, with a new checkpointLocation",
+            )
 
     def batches(self, log: str) -> list[int]:
         """The batches in the offset log ("offsets") or in the commit log ("commits"), ascending."""

@@ -1,36 +1,33 @@
 """State of a `transformWithState` operator of Spark, read with Spark's own state reader, as state of an operator of Godwit.
 
-Decides which state fits the operator, with the rules by which a later definition fits the state of an earlier one, and encodes
-it in Spark tasks. The rows go to the hosts as the rows of `initialState` do, and are stored without a call of the processor.
+Decides which state fits the operator, with the rules by which a later definition fits the state of an earlier one. The rows go
+to the hosts as the rows of `initialState` do, and are stored without a call of the processor.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Final, cast
 
-import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql import types as sql
 
 from godwit.errors import CheckpointMismatch, DefinitionError
 from godwit.model.start import Start
 from godwit.runtime.processor.spec import Operator, OperatorSpec
-from godwit.spark.porting.spark_checkpoint import OPERATOR, SparkCheckpoint
-from godwit.spark.pyspark_api.schemas import input_schema, variable_schema
-from godwit.state.changes import TIMERS, position_sub, timer_sub
-from godwit.state.codec import compile_codec
-from godwit.state.deadlines import stamped_at
-from godwit.state.layout import shown, variable_obstacles
-from godwit.state.value_conversion import conversion
+from godwit.spark.porting.spark_checkpoint import OPERATOR, PANDAS_OPERATOR, SparkCheckpoint
+from godwit.spark.porting.spark_keys import SparkKeys
+from godwit.spark.porting.stored_rows import Encoder, KeyedCells, encode_timers
+from godwit.spark.pyspark_api.schemas import variable_schema
+from godwit.state.changes import TIMERS
+from godwit.state.layout import variable_obstacles
 from godwit.state.variables import Variable, VariableKind
-from godwit.transport.wire import STATE_COLUMNS
 
 _KINDS: Final[dict[str, VariableKind]] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _COLUMNS: Final[dict[VariableKind, str]] = {"value": "value", "list": "list_value", "map": "user_map_value"}
@@ -62,18 +59,17 @@ class SparkState:
         _check_declared(variables, spec, operator.deleted)
         numbers = dict(zip((each.name for each in spec.variables), spec.layout.numbers, strict=True))
         declared = {each.name: each for each in spec.variables}
-        frames = [
-            reader.encoded(old, declared[old.name], numbers[old.name]) for old in variables if old.name in declared
-        ]
+        parts = [reader.cells(old, declared[old.name], numbers[old.name]) for old in variables if old.name in declared]
         if spec.time_mode != "none":
-            frames.append(reader.timers())
-        if not frames:
+            parts.append(reader.timers())
+        if not parts:
             raise DefinitionError(
                 "the operator has no state variable and no timer of the Spark checkpoint",
                 todo="Declare the state variables of the old job in init",
                 operator=spec.name,
             )
-        return reduce(DataFrame.unionAll, frames)
+        reader.keys.check(reduce(DataFrame.unionAll, [part.keys for part in parts]))
+        return reduce(DataFrame.unionAll, [part.rows(reader.keys.convert) for part in parts])
 
 
 def spark_state(spark: SparkSession, checkpoint: str | os.PathLike[str], operator_id: int = 0) -> SparkState:
@@ -91,9 +87,10 @@ class _Reader:
         self._state = state
         self._spec = spec
         self._batch = batch
-        self._properties = self._described()
+        name, self._properties = self._described()
+        self.keys = SparkKeys(spec, pandas=name.startswith(PANDAS_OPERATOR))
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self) -> tuple[str, dict[str, Any]]:
         """What Spark has recorded about the operator."""
         state = self._state
         known = SparkCheckpoint(state.spark, state.checkpoint).operators(self._batch)
@@ -106,7 +103,7 @@ class _Reader:
                 operator=self._spec.name,
             )
         self._check_time(properties)
-        return properties
+        return name, properties
 
     def _check_time(self, properties: dict[str, Any]) -> None:
         was, now = str(properties.get("timeMode", "")).lower().rpartition(".")[2], self._spec.time_mode.lower()
@@ -145,106 +142,20 @@ class _Reader:
         reader = state.spark.read.format("statestore").option("path", state.checkpoint)
         return reader.options(operatorId=state.operator_id, batchId=self._batch, **options).load()
 
-    # -- as rows of state --------------------------------------------------------------------------------------------
-
-    def encoded(self, old: Variable, new: Variable, number: int) -> DataFrame:
+    def cells(self, old: Variable, new: Variable, number: int) -> KeyedCells:
         frame = self._read(old.name, old.kind)
-        sub = sf.col("user_map_key") if old.kind == "map" else sf.lit(None).cast("int")
-        cells = self._keyed(frame, sub.alias(_SUB), sf.col(_COLUMNS[old.kind]).alias(_CELL))
-        return self._stored(cells, number, _Encoder(_same_names(old, new), new).encode)
+        sub = sf.col("user_map_key").alias(_SUB) if old.kind == "map" else _no_sub()
+        named = self.keys.named(frame, sub, sf.col(_COLUMNS[old.kind]).alias(_CELL))
+        return KeyedCells(named, number, Encoder(_same_names(old, new), new).encode)
 
-    def timers(self) -> DataFrame:
+    def timers(self) -> KeyedCells:
         frame = self._load(readRegisteredTimers="true")
-        timers = self._keyed(
-            frame, sf.lit(None).cast("int").alias(_SUB), sf.col("expiration_timestamp_ms").alias(_CELL)
-        )
-        return self._stored(timers, TIMERS, _timers)
-
-    def _keyed(self, frame: DataFrame, *columns: Any) -> DataFrame:
-        """The key columns under the names that they have in the operator, then these columns."""
-        names = self._spec.key_schema.names
-        stored = cast(sql.StructType, frame.schema["key"].dataType).names
-        keys = [sf.col("key").getField(was).alias(now) for was, now in zip(stored, names, strict=False)]
-        keyed = frame.select(*keys)
-        was, now = input_schema(keyed), self._spec.key_schema
-        if len(stored) != len(names) or was.types != now.types:
-            old_keys = shown(input_schema(frame.select("key.*")))
-            raise CheckpointMismatch(
-                f"the state is by {old_keys} in the Spark checkpoint and by {shown(now)} in the operator",
-                todo="Give the operator the key columns of the old job, in the same order and with the same types",
-                operator=self._spec.name,
-            )
-        return frame.select(*keys, *columns)
-
-    def _stored(self, frame: DataFrame, number: int, encode: Encode) -> DataFrame:
-        keys = len(self._spec.key_schema)
-        fields = frame.schema.fields[:keys]
-        kinds = (sql.ShortType(), sql.BinaryType(), sql.BinaryType())
-        fields += [sql.StructField(name, kind) for name, kind in zip(STATE_COLUMNS, kinds, strict=True)]
-
-        def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                yield _stored_rows(batch, keys, number, encode)
-
-        return frame.mapInArrow(body, sql.StructType(fields))
+        named = self.keys.named(frame, _no_sub(), sf.col("expiration_timestamp_ms").alias(_CELL))
+        return KeyedCells(named, TIMERS, encode_timers)
 
 
-# The position of its key in the batch, sub and value of every row of state.
-StoredRow = tuple[int, bytes | None, bytes | None]
-Encode = Callable[[Sequence[Any], Sequence[Any]], Iterator[StoredRow]]
-
-
-def _stored_rows(batch: pa.RecordBatch, keys: int, number: int, encode: Encode) -> pa.RecordBatch:
-    subs, cells = (column.to_pylist(maps_as_pydicts="strict") for column in batch.columns[keys : keys + 2])
-    rows = list(encode(subs, cells))
-    at = pa.array([row[0] for row in rows], pa.int64())
-    stored: list[pa.Array[Any]] = [
-        pa.array(np.full(len(rows), number, np.int16)),
-        pa.array([row[1] for row in rows], pa.binary()),
-        pa.array([row[2] for row in rows], pa.binary()),
-    ]
-    columns: list[pa.Array[Any]] = [*(column.take(at) for column in batch.columns[:keys]), *stored]
-    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names[:keys], *STATE_COLUMNS])
-
-
-def _timers(_: Sequence[Any], cells: Sequence[Any]) -> Iterator[StoredRow]:
-    return ((at, timer_sub(expiry_ms), None) for at, expiry_ms in enumerate(cells))
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoder:
-    """Encodes values of the variable `old` in the form of `new`."""
-
-    old: Variable
-    new: Variable
-
-    def encode(self, subs: Sequence[Any], cells: Sequence[Any]) -> Iterator[StoredRow]:
-        value = self._value_encoder()
-        if self.old.kind == "value":
-            return ((at, None, value(cell)) for at, cell in enumerate(cells))
-        if self.old.kind == "list":
-            return (
-                (at, position_sub(place), value(element))
-                for at, elements in enumerate(cells)
-                for place, element in enumerate(elements)
-            )
-        key_schema = cast(pa.Schema, self.new.key_schema)
-        encode_key, names = compile_codec(key_schema).encode, key_schema.names
-        pairs = enumerate(zip(subs, cells, strict=True))
-        return ((at, encode_key([sub[name] for name in names]), value(cell)) for at, (sub, cell) in pairs)
-
-    def _value_encoder(self) -> Callable[[dict[str, Any]], bytes]:
-        old, new = self.old.schema, self.new.schema
-        encode, names = compile_codec(old).encode, old.names
-        convert = None if old.equals(new) else conversion(old, new)
-
-        def encoded(fields: dict[str, Any]) -> bytes:
-            payload = encode([fields[name] for name in names])
-            return payload if convert is None else convert(payload)
-
-        if self.old.ttl_ms is None:
-            return encoded
-        return lambda cell: stamped_at(cell["ttlExpirationMs"], encoded(cell["value"]))
+def _no_sub() -> Column:
+    return sf.lit(None).cast("int").alias(_SUB)
 
 
 # -- whether it fits ---------------------------------------------------------------------------------------------------
