@@ -27,11 +27,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    from benchmarks.command import elasticity_flags, evaluation_flags, key_count_flags, migration_flags
+    from benchmarks.command import (
+        elasticity_flags,
+        evaluation_flags,
+        key_count_flags,
+        migration_flags,
+        real_time_flags,
+    )
 
     root = Parser(prog="python -m benchmarks", description=ABOUT, allow_abbrev=False)
     kinds = root.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=Parser)
-    for module in (migration_flags, evaluation_flags, elasticity_flags, key_count_flags):
+    for module in (migration_flags, real_time_flags, evaluation_flags, elasticity_flags, key_count_flags):
         module.add(kinds, kind)
     return root
 

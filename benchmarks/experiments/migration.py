@@ -102,7 +102,7 @@ class _Run:
         spark, settings = self._spark, self._settings
         if settings.trigger == REAL_TIME:
             feed = Feed(spark, self._workload)
-            return RealTime(spark, operated(spark, self._flock, settings, feed.frame), feed, checkpoint)
+            return RealTime(operated(spark, self._flock, settings, feed.frame), feed, LANES, checkpoint)
         return open_loop.Running(operator_frame(spark, self._flock, settings, options), checkpoint, settings.trigger_ms)
 
     def figures(self) -> dict[str, Any]:

@@ -1,152 +1,187 @@
-"""A query with Spark's real-time trigger under open-loop load: rows pass a few at a time, so latency is some ten milliseconds.
+"""A query with Spark's real-time trigger between two Kafka topics, under open-loop load.
 
-Decides how rows get in and out. In: Spark's memory source for this trigger has all rows before the query starts, and a filter
-lets each row pass when it is due. So the task's own clock makes the load, more exactly than a thread that feeds rows could, and
-a query that is started again reads the same rows. Out: Spark's memory sink, which has a row as soon as the row is written.
-
-A batch lasts as long as the load. A query that is stopped has committed nothing, so it replays the batch, and rows leave again:
-the first time counts. This module must not know what is moved or when.
+Decides how rows get in and out. In: a process of its own (`feeder`) puts each row into a topic when it is due. Out: a thread
+reads the second topic and notes when each record came. So the latency of a row is what a reader of the topic sees: from the
+time at which the row was due until its result has come. A query that is started again reads the first topic from where its
+checkpoint says, so results of an uncommitted batch come again: the first time counts. This module must not know what is moved
+or when.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructField, StructType, TimestampType
 
+from benchmarks.running.feeder import SEPARATOR
+from benchmarks.running.record import ROOT
+from benchmarks.running.session import broker
 from godwit.testing import open_loop
 from godwit.testing.latency import Departures, Numbers
 from godwit.workload import Workload
-from godwit.workload.numbered_rows import keys_of
+from godwit.workload.numbered_rows import schema_of
 
-LEAD_S: Final = 2.0  # from the start of the query until the first row is due: Spark needs about that long
-# The source walks a list from its head for every record, so records are few: rows of some 70 ms at the default rate.
-RECORD_ROWS: Final = 50
+LEAD_S: Final = 3.0  # from the start of the query until the first row is due: Spark needs about that long
 BATCH_S_MIN: Final = 5.0  # Spark refuses less
-BATCH_MORE_S: Final = 1.0
+BATCH_MORE_S: Final = 2.0
 CAUGHT_UP_S: Final = 0.1
-# The router and Spark hold a row back until a few more have come on its lane: the last ones leave only with the batch.
-TAIL_S: Final = 0.5
-ROWS_AT_ONCE: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
-# Rows of so long go through Python together. One by one, two cores carry some 700 rows a second; and whatever the rate, the
-# same number of calls makes the same latency.
-TOGETHER_S: Final = 0.010
+READ_AT_ONCE: Final = 2_000
+WAIT_S: Final = 0.2
+CONSUMER: Final = {"group.id": "benchmark", "enable.auto.commit": False, "fetch.wait.max.ms": 20, "fetch.min.bytes": 1}
+RUN: Final = "run"
 
 
 # -- in --------------------------------------------------------------------------------------------------------------
 
 
 class Feed:
-    """The rows of a workload, each of which passes when it is due."""
+    """The rows of a workload, in a topic of their own; `fill` begins with them. The last row comes `silence_s` later."""
 
-    def __init__(self, spark: SparkSession, workload: Workload) -> None:
+    def __init__(self, spark: SparkSession, workload: Workload, silence_s: float = 0.0) -> None:
         assert workload.rows is not None, "a load that ends"
         assert workload.rows_per_second, "a load that goes by the clock"
-        jvm: Any = spark._jvm
-        clock = getattr(jvm.org.apache.spark.sql.execution.datasources.v2, "LowLatencyClock$")
-        sources = jvm.org.apache.spark.sql.execution.streaming.sources
-        self._stream = sources.LowLatencyMemoryStream(
-            0,
-            spark._jsparkSession,
-            workload.lanes,
-            getattr(clock, "MODULE$").getClock(),
-            jvm.org.apache.spark.sql.Encoders.STRING(),
-        )
-        self._as_scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala
         self._workload = workload
-        self._records: list[int] = []
+        self._silence_s = silence_s
+        name = uuid.uuid4().hex[:12]
+        self.source, self.target = f"{name}-in", f"{name}-out"
+        for topic in (self.source, self.target):
+            broker().create(topic, workload.lanes)
         self.start_s = 0.0
-        self.frame = passing(DataFrame(self._stream.toDF(), spark), workload.rows_per_second)
+        self.frame = rows_of(spark, self.source, workload)
 
     def fill(self) -> None:
-        """Fix when row 0 is due, and hand all rows over."""
+        """Fix when row 0 is due, and start the process that sends the rows."""
         start_ms = int((time.time() + LEAD_S) * 1_000)
         self.start_s = start_ms / 1_000
-        for lane in range(self._workload.lanes):
-            lines = list(records(self._workload, lane, start_ms))
-            self._stream.addData(lane, self._as_scala(lines))
-            self._records.append(len(lines))
+        workload = self._workload
+        options = json.dumps({**workload.identity(), "rows": str(workload.rows)})
+        command = [sys.executable, "-m", "benchmarks.running.feeder", broker().bootstrap, self.source]
+        self._feeder = subprocess.Popen([*command, str(start_ms), options, str(self._silence_s)], cwd=ROOT)
 
     @property
     def end_s(self) -> float:
         """When the last row is due."""
         assert self._workload.rows is not None, "a load that ends"
-        return self.start_s + (self._workload.rows - 1) / self._workload.rows_per_second
+        return self.start_s + (self._workload.rows - 1) / self._workload.rows_per_second + self._silence_s
 
-    @property
-    def rows_at_once(self) -> int:
-        return max(1, round(self._workload.rows_per_second / self._workload.lanes * TOGETHER_S))
-
-    def read_by(self, offset: dict[str, int] | None) -> bool:
+    def read_by(self, offset: Mapping[str, Mapping[str, int]] | None) -> bool:
         """Whether a query that has committed this offset has read everything."""
-        return offset == {str(lane): count for lane, count in enumerate(self._records)}
+        return offset is not None and sum(offset.get(self.source, {}).values()) == self._workload.rows
+
+    def close(self) -> None:
+        self._feeder.kill()
+        self._feeder.wait()
+        for topic in (self.source, self.target):
+            broker().delete(topic)
 
 
-def records(workload: Workload, lane: int, start_ms: int) -> Iterator[str]:
-    """The rows of a lane as text, some at a time: when row 0 is due in microseconds, then number:key of each row."""
-    numbers = np.arange(workload.end, dtype=np.int64)
-    keys = keys_of(workload, numbers)
-    mine = np.flatnonzero((numbers if workload.lane_by == "row" else keys) % workload.lanes == lane)
-    for at in range(0, len(mine), RECORD_ROWS):
-        part = mine[at : at + RECORD_ROWS]
-        rows = (f"{number}:{key}" for number, key in zip(part.tolist(), keys[part].tolist(), strict=True))
-        yield " ".join((str(start_ms * 1_000), *rows))
+def rows_of(spark: SparkSession, topic: str, workload: Workload) -> DataFrame:
+    """The columns of the workload, and those by which a row of Kafka is known."""
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", broker().bootstrap)
+    records = reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
+    fields = from_arrow_schema(schema_of(workload)).fields
+    texts = sf.split(sf.col("value").cast("string"), SEPARATOR)
+    columns = [_typed(texts[at], field).alias(field.name) for at, field in enumerate(fields)]
+    return records.select(*columns, "partition", "offset")
 
 
-def passing(lines: DataFrame, rows_per_second: int) -> DataFrame:
-    """The rows (key, n, due) of such records, each held until it is due. Whatever is late passes at once."""
-    words = sf.split("value", " ")
-    rows = lines.select(words[0].cast("long").alias("start"), sf.explode(sf.slice(words, 2, RECORD_ROWS)).alias("row"))
-    numbered = rows.select(
-        sf.substring_index("row", ":", -1).cast("long").alias("key"),
-        sf.substring_index("row", ":", 1).cast("long").alias("n"),
-        "start",
-    )
-    due = numbered.withColumn("due_us", sf.expr(f"start + n * 1000000 div {rows_per_second}"))
-    park = (sf.lit("java.util.concurrent.locks.LockSupport"), sf.lit("parkUntil"))
-    due_rows = due.where(sf.reflect(*park, sf.expr("(due_us + 999) div 1000")).isNotNull())  # it gives the text "null"
-    return due_rows.select("key", "n", sf.timestamp_micros("due_us").alias("due"))
+def _typed(text: Any, field: StructField) -> Any:
+    if isinstance(field.dataType, TimestampType):
+        return sf.timestamp_micros(text.cast("long"))
+    return text.cast(field.dataType)
 
 
 # -- out -------------------------------------------------------------------------------------------------------------
 
 
-class Received:
-    """What has left the query so far, in the order in which it did; there as soon as it has left."""
+def as_records(frame: DataFrame) -> DataFrame:
+    """One record for each row: its columns as text."""
+    micros = [
+        sf.unix_micros(field.name) if isinstance(field.dataType, TimestampType) else sf.col(field.name)
+        for field in frame.schema.fields
+    ]
+    return frame.select(
+        sf.concat_ws(SEPARATOR, *(each.cast("string") for each in micros)).cast("binary").alias("value")
+    )
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        jvm: Any = spark._jvm
-        self._as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
-        self.sink = jvm.org.apache.spark.sql.execution.streaming.sources.ContinuousMemorySink()
-        self.schema: Any = None
-        self._never = threading.Event()
+
+class Received:
+    """What has left the query so far, in the order in which it came."""
+
+    def __init__(self, topic: str, lanes: int, schema: StructType) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._came: list[tuple[bytes, float]] = []
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._consumer = Consumer(CONSUMER | {"bootstrap.servers": broker().bootstrap})
+        self._consumer.assign([TopicPartition(topic, lane, 0) for lane in range(lanes)])
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        """`consume` waits until it has as many records as it was asked for; so it is asked for those that are there."""
+        while not self._stopping.is_set():
+            first = self._consumer.poll(WAIT_S)
+            if first is None:
+                continue
+            at_s = time.time()
+            records = [first, *self._consumer.consume(READ_AT_ONCE, 0)]
+            came = [(record.value() or b"", at_s) for record in records if record.error() is None]
+            with self._changed:
+                self._came += came
+                self._changed.notify_all()
 
     @property
     def count(self) -> int:
-        return int(self.sink.allData().size())
+        return len(self._came)
 
     def wait(self, rows: int, timeout_s: float) -> bool:
-        """Whether so many rows have come. The sink tells nobody, so it is looked at before and after."""
-        return self.count >= rows or (self._never.wait(timeout_s) or self.count >= rows)
+        """Whether so many rows have come."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._came) >= rows, timeout_s)
 
     def lag_s(self) -> float:
         """How late the newest row was."""
-        newest = self.sink.allData().last()
-        return float(newest.getLong(3)) / 1e3 - float(newest.getLong(2)) / 1e6
+        with self._changed:
+            if not self._came:
+                return float("inf")
+            value, at_s = self._came[-1]
+        due = value.split(SEPARATOR.encode())[self._schema.get_field_index("due")]
+        return at_s - int(due) / 1e6
 
     def rows(self) -> pa.Table:
-        session: Any = self._spark._jsparkSession
-        received = session.createDataFrame(self._as_java(self.sink.allData()), self.schema)
-        return first_sent(DataFrame(received, self._spark).toArrow())
+        with self._changed:
+            came = list(self._came)
+        values: Any = pa.array([value.decode() for value, _ in came], pa.string())
+        parts: Any = pc.split_pattern(values, SEPARATOR)
+        columns = [_parsed(pc.list_element(parts, at), field.type) for at, field in enumerate(self._schema)]
+        left = pa.array([round(at_s * 1_000) for _, at_s in came], pa.int64())
+        return first_sent(pa.table([*columns, left], [*self._schema.names, "left"]))
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._consumer.close()
+
+
+def _parsed(texts: Any, kind: pa.DataType) -> Any:
+    return texts.cast(pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else texts.cast(kind)
 
 
 def first_sent(rows: pa.Table) -> pa.Table:
@@ -154,69 +189,57 @@ def first_sent(rows: pa.Table) -> pa.Table:
 
     What one run gives twice stays, and so does what a later one gives otherwise: those are mistakes, and are to be counted.
     """
-    identity = np.stack([open_loop.column(rows, name) for name in ("due", "key", "count")], axis=1)
-    runs = open_loop.column(rows, "run")
-    _, same = np.unique(identity, axis=0, return_inverse=True)
+    identity = [name for name in rows.column_names if name not in (RUN, "left")]
+    keys = rows.select(identity).append_column("at", pa.array(np.arange(len(rows))))
+    runs = open_loop.column(rows, RUN)
+    same = _same(keys, identity)
     earliest = np.full(same.max(initial=-1) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(earliest, same.reshape(-1), runs)
-    return rows.filter(pa.array(runs == earliest[same.reshape(-1)]))
+    np.minimum.at(earliest, same, runs)
+    return rows.filter(pa.array(runs == earliest[same]))
+
+
+def _same(rows: pa.Table, names: list[str]) -> Numbers:
+    """A number for each row; rows with the same values have the same number."""
+    codes = np.zeros(len(rows), np.int64)
+    for name in names:
+        values: Any = pc.dictionary_encode(rows.column(name).combine_chunks(), null_encoding="encode")
+        own = values.indices.to_numpy().astype(np.int64)
+        _, codes = np.unique(codes * (own.max(initial=0) + 1) + own, return_inverse=True)
+        codes = codes.reshape(-1).astype(np.int64)
+    return codes
+
+
+def _instant(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 # -- the query -------------------------------------------------------------------------------------------------------
 
 
 class RealTime(open_loop.Running):
-    """A query with the real-time trigger that can be started again on its checkpoint, with the sink it had."""
+    """A query with the real-time trigger that can be started again on its checkpoint, with the topics it had."""
 
-    def __init__(self, spark: SparkSession, frame: DataFrame, feed: Feed, checkpoint: str) -> None:
-        self.arrivals: Any = Received(spark)
-        self._spark = spark
+    def __init__(self, frame: DataFrame, feed: Feed, lanes: int, checkpoint: str, batch_s: float | None = None) -> None:
+        self.arrivals: Any = Received(feed.target, lanes, frame.withColumn(RUN, sf.lit(0)).schema)
         self._feed = feed
         self._runs = 0
-        self._frame = frame.select(
-            "key", "count", sf.unix_micros("due").alias("due"), open_loop.left_column().alias("left")
-        )
+        self._frame = frame
         self._checkpoint = checkpoint
+        self._batch_s = batch_s
         feed.fill()
         self.query = self.start()
 
     def start(self) -> StreamingQuery:
-        batch_s = max(BATCH_S_MIN, self._feed.end_s + BATCH_MORE_S - time.time())
-        numbered = self._frame.withColumn("run", sf.lit(self._runs))
+        records = as_records(self._frame.withColumn(RUN, sf.lit(self._runs)))
         self._runs += 1
-        before = self._spark.conf.get(ROWS_AT_ONCE)
-        # The query takes a copy of the session's settings when it is made; what else the session does stays quick.
-        self._spark.conf.set(ROWS_AT_ONCE, str(self._feed.rows_at_once))
-        try:
-            self.query = self._started(numbered, round(batch_s * 1_000))
-        finally:
-            self._spark.conf.set(ROWS_AT_ONCE, str(before))
-        return self.query
-
-    def _started(self, frame: DataFrame, batch_ms: int) -> StreamingQuery:
-        """As `writeStream.start()` does, whose formats have no sink that keeps rows before their batch is committed."""
-        jvm: Any = self._spark._jvm
-        session: Any = self._spark._jsparkSession
-        manager = session.streams()
-        self.arrivals.schema = frame._jdf.schema()
+        batch_s = self._batch_s or max(BATCH_S_MIN, self._feed.end_s + BATCH_MORE_S - time.time())
+        writer = records.writeStream.format("kafka").option("kafka.bootstrap.servers", broker().bootstrap)
+        writer = writer.option("topic", self._feed.target).option("checkpointLocation", self._checkpoint)
         # Godwit refuses asynchronous progress tracking, which this trigger would turn on.
-        options = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap({"asyncProgressTrackingEnabled": "false"})
-        streaming = jvm.org.apache.spark.sql.streaming
-        return StreamingQuery(
-            manager.startQuery(
-                jvm.scala.Option.empty(),
-                _default(manager, 2),
-                jvm.scala.Option.apply(self._checkpoint),
-                frame._jdf,
-                options,
-                self.arrivals.sink,
-                streaming.OutputMode.Update(),
-                False,  # no passing checkpoint
-                True,  # goes on from the one there is
-                streaming.Trigger.RealTime(f"{batch_ms} milliseconds"),
-                *(_default(manager, at) for at in (11, 12, 13)),
-            )
-        )
+        writer = writer.option("asyncProgressTrackingEnabled", "false").option("kafka.linger.ms", "0")
+        trigger: dict[str, Any] = {"realTime": f"{round(batch_s * 1_000)} milliseconds"}
+        self.query = writer.outputMode("update").trigger(**trigger).start()
+        return self.query
 
     def started_s(self) -> float:
         return self._feed.start_s
@@ -228,20 +251,25 @@ class RealTime(open_loop.Running):
             self.arrivals.wait(self.arrivals.count + 1, open_loop.LOOK_EVERY_S)
 
     def departures(self, rows: pa.Table) -> Departures:
-        due: Numbers = open_loop.column(rows, "due")
-        return open_loop.departures(rows.filter(pa.array(due <= (self._feed.end_s - TAIL_S) * 1e6)))
+        return open_loop.departures(rows)
 
     def finish(self) -> None:
         """Everything is out and committed, and the query stopped. Spark's own wait ends only with an empty batch."""
-        while not any(self._feed.read_by(each["sources"][0]["endOffset"]) for each in self._progress()):
-            self._look(lambda _: None)
-            self.arrivals.wait(1 << 62, open_loop.LOOK_EVERY_S)
-        self.query.stop()
+        try:
+            while not any(self._feed.read_by(end) for end in self._ends()):
+                self._look(lambda _: None)
+                self.arrivals.wait(1 << 62, open_loop.LOOK_EVERY_S)
+            self.query.stop()
+        finally:
+            self.arrivals.close()
+            self._feed.close()
 
-    def _progress(self) -> list[dict[str, Any]]:
-        return [json.loads(each.json) for each in self.query.recentProgress]
+    def batch_ends_s(self) -> list[float]:
+        """When each batch that is committed has ended."""
+        batches = [json.loads(each.json) for each in self.query.recentProgress]
+        return [_instant(each["timestamp"]) + each["batchDuration"] / 1_000 for each in batches]
 
-
-def _default(manager: Any, at: int) -> Any:
-    """What Scala puts for a parameter that is left out."""
-    return getattr(manager, f"startQuery$default${at}")()
+    def _ends(self) -> list[dict[str, dict[str, int]]]:
+        """Where each batch that is committed has ended."""
+        batches = [json.loads(each.json)["sources"][0]["endOffset"] for each in self.query.recentProgress]
+        return [json.loads(end) if isinstance(end, str) else end for end in batches if end]

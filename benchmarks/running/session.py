@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import tempfile
+from functools import cache
 from typing import Final
 
 from pyspark.sql import SparkSession
 
+import godwit
 from benchmarks.running.record import ROOT
 from benchmarks.running.triggers import MICRO_BATCH, REAL_TIME, Trigger
-
-# For rows that pass as they come: Python in the path is not on Spark's list for this trigger; a buffer smaller than any row is
-# sent at once; and outputs are read by a thread of their own, where Spark's usual one looks for the next row to send first.
-REAL_TIME_SETTINGS: Final = {
-    "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
-    "spark.buffer.size": "64",
-    "spark.python.udf.pipelined.enabled": "true",
-}
-
+from godwit.testing.kafka import KafkaBroker, connector_jars
 
 # Where a query uses Spark's own state: as Spark's users are advised to store it.
 STATE_STORE: Final = "spark.sql.streaming.stateStore"
@@ -45,7 +41,19 @@ def session(slots: int, trigger: Trigger = MICRO_BATCH) -> SparkSession:
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     )
-    more = ROCKSDB_SETTINGS | (REAL_TIME_SETTINGS if trigger == REAL_TIME else {})
-    for name, value in more.items():
+    for name, value in ROCKSDB_SETTINGS.items():
         builder = builder.config(name, value)
+    if trigger == REAL_TIME:
+        jars = os.pathsep.join(map(str, connector_jars()))
+        builder = godwit.tune(builder, real_time=True).config("spark.driver.extraClassPath", jars)
     return builder.getOrCreate()
+
+
+@cache
+def broker() -> KafkaBroker:
+    """The Kafka broker of this process, which ends with the process."""
+    directory = tempfile.TemporaryDirectory(prefix="godwit-kafka-")
+    started = KafkaBroker(directory.name).start()
+    atexit.register(directory.cleanup)
+    atexit.register(started.stop)
+    return started

@@ -92,8 +92,6 @@ class Settings:
     def _check_fitting(self) -> None:
         if self.trigger == REAL_TIME and self.trigger_ms:
             raise DefinitionError("--trigger-ms is of micro-batches: in real time rows pass as they come")
-        if self.trigger == REAL_TIME and self.workload != KEY_COUNT:
-            raise DefinitionError(f"in real time there is --workload {KEY_COUNT} only")
         if self.trigger == REAL_TIME and self.rate is None:
             raise DefinitionError("in real time there is no capacity to take a share of", todo="Give --rate")
         if self.target == "sideways" and (self.hosts < 2 or self.fraction > 1 - 1 / self.hosts + 1e-9):

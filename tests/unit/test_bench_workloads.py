@@ -310,7 +310,6 @@ def test_state_and_skew_are_as_the_workload_has_them_unless_given() -> None:
         ({"window_rows": 0}, "--window-rows must be 1 or more"),
         ({"window_s": 0.0}, "--window-s must be"),
         ({"state_bytes": -7}, "--state-bytes must be 0 to"),
-        ({"workload": "traffic", "trigger": "real-time", "rate": 10}, "--workload key-count only"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], told: str) -> None:

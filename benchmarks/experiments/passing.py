@@ -1,0 +1,189 @@
+"""Rows that pass through a query with the real-time trigger, from Kafka to Kafka, while nothing moves: their latency.
+
+`copy` is what Spark itself takes: the query has no Python and no state. The other ways are Godwit's. All ways get the same rows
+at the same rate, one way after another, again and again, so that a disturbance of the machine hits all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import psutil
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+import godwit
+from benchmarks.running.realtime import Feed, RealTime
+from benchmarks.running.record import circumstances, run_id
+from benchmarks.running.scratch import scratch
+from benchmarks.running.session import session
+from benchmarks.running.triggers import REAL_TIME
+from benchmarks.running.watch import Watch
+from benchmarks.workloads.computation import LANES, NAME
+from benchmarks.workloads.tally import Tally
+from godwit.errors import DefinitionError
+from godwit.spark.realtime.rows_as_they_come import as_they_come
+from godwit.testing.latency import Departures, Reals
+from godwit.workload import Workload
+
+WARM_UP_S: Final = 6.0
+BOUNDARY_S: Final = 1.0  # rows so long after the end of a batch belong to the change from batch to batch
+
+
+class Counting(StatefulProcessor):
+    """As `Tally`, in plain PySpark."""
+
+    OUTPUT: Final = "key long, count long, due timestamp"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        n = (self._n.get() or (0,))[0]
+        for row in rows:
+            n += 1
+            yield Row(key=key[0], count=n, due=row.due)
+        self._n.update((n,))
+
+    def close(self) -> None:
+        pass
+
+
+def _native(flock: godwit.Flock, rows: DataFrame, settings: PassingSettings) -> DataFrame:
+    return flock.process(rows, "key", Tally(0), name=NAME)
+
+
+def _unchanged(flock: godwit.Flock, rows: DataFrame, settings: PassingSettings) -> DataFrame:
+    return flock.transformWithState(rows, "key", Counting(), Counting.OUTPUT, name=NAME)
+
+
+def _copied(rows: DataFrame) -> DataFrame:
+    return rows.select("key", sf.lit(0).cast("long").alias("count"), "due")
+
+
+def _python(flock: godwit.Flock, rows: DataFrame, settings: PassingSettings) -> DataFrame:
+    return as_they_come(_copied(rows)).mapInArrow(lambda batches: batches, _copied(rows).schema)
+
+
+WAYS: Final[Mapping[str, Callable[..., DataFrame] | None]] = {
+    "copy": None,
+    "python": _python,
+    "native": _native,
+    "unchanged": _unchanged,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PassingSettings:
+    """`silence_s`: the last row comes after so long a silence. `batch_s`: how long a batch lasts; 0: as long as the load."""
+
+    way: str = "native"
+    rate: int = 2_000
+    keys: int = 10_000
+    hosts: int = 2
+    steady_s: float = 15.0
+    batch_s: float = 0.0
+    silence_s: float = 0.0
+    seed: int = 0
+
+    def checked(self) -> PassingSettings:
+        if self.way not in WAYS:
+            raise DefinitionError(f"--ways must be some of {', '.join(WAYS)}")
+        if min(self.rate, self.keys, self.hosts) < 1 or self.steady_s <= 0:
+            raise DefinitionError("rates, keys, hosts and seconds must be over 0")
+        if self.batch_s and self.batch_s < 5:
+            raise DefinitionError("--batch-s must be 5 or more: Spark refuses shorter batches")
+        return self
+
+    @property
+    def slots(self) -> int:
+        return self.hosts + LANES + 1
+
+    @property
+    def workload(self) -> Workload:
+        rows = int(self.rate * (WARM_UP_S + self.steady_s))
+        return Workload(rows_per_second=self.rate, keys=self.keys, lanes=LANES, rows=rows, seed=self.seed)
+
+
+def series(settings: Sequence[PassingSettings], runs: int, watch: Watch) -> Iterator[dict[str, Any]]:
+    """A line of figures for each run."""
+    run = run_id()
+    spark = session(max(each.slots for each in settings), REAL_TIME)
+    try:
+        for repeat in range(runs):
+            for each in settings:
+                watch.phase(f"{each.way}, {each.rate:,} rows/s, run {repeat + 1} of {runs}")
+                yield circumstances("real-time", run) | {"repeat": repeat} | measure(spark, each, watch)
+    finally:
+        spark.stop()
+
+
+def measure(spark: SparkSession, settings: PassingSettings, watch: Watch) -> dict[str, Any]:
+    with scratch() as directory:
+        feed = Feed(spark, settings.workload, settings.silence_s)
+        make = WAYS[settings.way]
+        if make is None:
+            return {**asdict(settings), **_figures(_copied(feed.frame), feed, settings, directory, watch)}
+        with godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock:
+            return {**asdict(settings), **_figures(make(flock, feed.frame, settings), feed, settings, directory, watch)}
+
+
+def _figures(frame: DataFrame, feed: Feed, settings: PassingSettings, directory: str, watch: Watch) -> dict[str, Any]:
+    workload = settings.workload
+    assert workload.rows is not None, "a load that ends"
+    running = RealTime(frame, feed, LANES, f"{directory}/spark", settings.batch_s or None)
+    show = lambda seen: watch.rows(seen, workload.end)  # noqa: E731
+    running.wait_until(feed.start_s + WARM_UP_S, show)
+    before_s, began_s = _cpu_s(), time.time()
+    running.wait_until(feed.start_s + WARM_UP_S + settings.steady_s, show)
+    used_s = (_cpu_s() - before_s) / (time.time() - began_s)
+    running.wait_rows(workload.end, show)
+    ends_s = running.batch_ends_s()
+    rows = running.arrivals.rows()
+    running.finish()
+    departures = running.departures(rows)
+    steady = departures.between(feed.start_s + WARM_UP_S, feed.start_s + WARM_UP_S + settings.steady_s)
+    last = departures.latency_ms[-1]
+    return {
+        **latencies(steady.latency_ms),
+        "rows_out_per_s": round(len(steady) / settings.steady_s),
+        "cores_used": round(used_s, 2),
+        "rows": workload.end,
+        "lost": workload.end - len(rows),
+        "after_silence_ms": round(float(last), 1) if settings.silence_s else None,
+        "boundary_max_ms": boundaries(departures, ends_s) if settings.batch_s else None,
+    }
+
+
+def latencies(waits: Reals) -> dict[str, float | None]:
+    names = ("p50_ms", "p99_ms", "p999_ms", "max_ms")
+    if not len(waits):
+        return dict.fromkeys(names)
+    values = np.percentile(waits, (50, 99, 99.9, 100))
+    figures: dict[str, float | None] = {"mean_ms": round(float(waits.mean()), 2)}
+    return figures | {name: round(float(value), 2) for name, value in zip(names, values, strict=True)}
+
+
+def boundaries(rows: Departures, ends_s: Sequence[float]) -> list[float]:
+    """The greatest latency of a row that left soon after the end of each batch."""
+    parts = [rows.between(end_s, end_s + BOUNDARY_S).latency_ms for end_s in ends_s]
+    return [round(float(part.max()), 1) for part in parts if len(part)]
+
+
+def _cpu_s() -> float:
+    """Of this process and all that it has started, and is still there: Spark, workers, hosts; not the broker, nor the load."""
+    total = 0.0
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            if not any(word in " ".join(process.cmdline()) for word in ("kafka.Kafka", "benchmarks.running.feeder")):
+                times = process.cpu_times()
+                total += times.user + times.system
+        except psutil.Error:
+            continue
+    return total
