@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 
-.PHONY: help venv lint test test-unit test-long sim faults bench bench-throughput bench-compare bench-recovery bench-migration bench-evaluation bench-quick bench-report peers demo clean
+.PHONY: help venv lint test test-unit test-long sim spark-suite faults bench bench-throughput bench-compare bench-recovery bench-migration bench-evaluation bench-quick bench-report peers demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ test-long: venv ## the tests that take minutes: clusters, every fault point
 
 sim: venv ## migrations under simulated faults: make sim SEEDS=100000 JOBS=2
 	$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),2000) --jobs $(or $(JOBS),1) $(ARGS)
+
+spark-suite: venv ## Spark's own tests of transformWithState, through Godwit: make spark-suite SPARK=GIT_DIR MOVES=live
+	$(WITH_JAVA) $(BIN)/python -m tests.spark_suite $(or $(SPARK),$(error SPARK= names a git directory of Apache Spark)) \
+	  $(addprefix --moves ,$(MOVES)) $(ARGS)
 
 faults: venv ## every test that kills processes, the long ones too
 	$(WITH_JAVA) $(BIN)/pytest -m faults $(ARGS)

@@ -20,6 +20,7 @@ from pyspark.sql import functions as sf
 
 import godwit
 from tests.spark import api_processors as processors
+from tests.spark import journeys
 from tests.spark import processors as api
 from tests.spark.processors import FLAVOURS, FLAVOURS_LONG, Flavour, flavoured
 from tests.spark.side_by_side import Case, Feed, SideBySide, Table
@@ -139,6 +140,46 @@ def test_maps_are_no_keys(engines: SideBySide) -> None:
     frame = engines.feed(NUMBERED).stream(engines.spark).select(sf.create_map("id", "n").alias("m"))
     with pytest.raises(godwit.errors.DefinitionError, match="'m' of type map<string, int64> cannot be part of a key"):
         case(processors.KeyText, "row", keys=("m",)).on_flock(engines.flock, frame, engines.name())
+
+
+@pytest.mark.feature(
+    "keys",
+    "0.0 and -0.0 as keys",
+    spark="one state in a batch, two if they come in different batches",
+    godwit="one key",
+)
+def test_plus_and_minus_zero_are_one_key(engines: SideBySide) -> None:
+    schema, rows = pa.schema({"x": pa.float64()}), [[(0.0,), (-0.0,)], [(-0.0,)], [(0.0,)]]
+    expected, given = engines.both(case(journeys.Total, "row", keys=("x",)), schema, rows)
+    assert [row for _, row in expected.rows] == [("(0.0,)", 2), ("(-0.0,)", 1), ("(0.0,)", 3)]
+    assert [row for _, row in given.rows] == [("(0.0,)", 2), ("(0.0,)", 3), ("(0.0,)", 4)]
+
+
+@pytest.mark.feature(
+    "keys",
+    "several rows with NaN as the key in a batch",
+    spark="one call for each row",
+    godwit="one call for the key",
+)
+def test_rows_of_nan_come_in_one_call(engines: SideBySide) -> None:
+    schema, nan = pa.schema({"x": pa.float64()}), float("nan")
+    expected, given = engines.both(case(journeys.Calls, "row", keys=("x",)), schema, [[(nan,), (1.0,), (nan,), (1.0,)]])
+    assert sorted(row for _, row in expected.rows) == [("(1.0,)", 2, 1), ("(nan,)", 1, 1), ("(nan,)", 2, 2)]
+    assert sorted(row for _, row in given.rows) == [("(1.0,)", 2, 1), ("(nan,)", 2, 1)]
+
+
+@pytest.mark.feature(
+    "state", "maps in a field whose keys are no strings", spark="refused, when the query starts", godwit="taken"
+)
+def test_maps_with_keys_that_are_no_strings(engines: SideBySide) -> None:
+    rows: list[Table] = [[("a", 1)], [("a", 1)]]
+    numbered = case(journeys.Numbered, "row")
+    with engines.spark_settings(), pytest.raises(PySparkException, match="Unexpected type MapType"):
+        engines.run(numbered.on_spark(engines.feed(NUMBERED, rows).stream(engines.spark)))
+    given = engines.run(
+        numbered.on_flock(engines.flock, engines.feed(NUMBERED, rows).stream(engines.spark), engines.name())
+    )
+    assert [row for _, row in given.rows] == [("a", "{1: 'one'}"), ("a", "{1: 'one'}")]
 
 
 # -- DataFrames of pandas ----------------------------------------------------------------------------------------------

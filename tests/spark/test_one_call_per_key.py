@@ -11,11 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
-from benchmarks.running.realtime import Feed as RowByRow
-from benchmarks.running.realtime import RealTime
 from godwit.errors import DefinitionError
-from godwit.workload import Workload
 from tests.spark import processors
+from tests.spark.one_by_one import in_real_time, numbers
 from tests.spark.processors import FLAVOURS_LONG, Flavour, flavoured
 from tests.spark.side_by_side import Case, Feed, Seen, SideBySide, Table
 
@@ -141,14 +139,8 @@ def test_a_batch_without_rows_for_the_operator(spark: SparkSession, tmp_path: Pa
 
 @pytest.mark.long
 def test_the_real_time_trigger_is_refused(spark: SparkSession, engines: SideBySide, tmp_path: Path) -> None:
-    feed = RowByRow(spark, Workload(rows=100, rows_per_second=100, lanes=1))
-    rows = feed.frame.selectExpr("'a' AS id", "n AS value")
-    given = case(time="none").on_flock(engines.flock, rows, engines.name())
-    shown = given.selectExpr("id AS key", "1L AS count", "current_timestamp() AS due")
-    spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", "false")
-    try:
-        query = RealTime(spark, shown, feed, str(tmp_path / "spark")).query
-        with pytest.raises(PySparkException, match='partitions="input"'):
+    rows = numbers(spark).selectExpr("'a' AS id", "value")
+    frame = case(time="none").on_flock(engines.flock, rows, engines.name())
+    with in_real_time(frame, tmp_path / "spark") as query:
+        with pytest.raises(PySparkException, match="real_time=True"):
             query.awaitTermination(60)
-    finally:
-        spark.conf.unset("spark.sql.streaming.realTimeMode.allowlistCheck")
