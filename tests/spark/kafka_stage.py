@@ -49,15 +49,20 @@ class KafkaStage:
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
-    def send(self, rows: int) -> None:
-        """So many further rows; a key always goes to the same partition."""
+    def send(self, rows: int, scattered: bool = False, at_ms: int = 0) -> None:
+        """So many further rows; a key always goes to the same partition. `scattered`: to one partition after another.
+
+        `at_ms`: their timestamp; 0: now.
+        """
         from confluent_kafka import Producer
 
         producer = Producer(PRODUCER | {"bootstrap.servers": self.broker.bootstrap})
         for number in range(self._next, self._next + rows):
             key = number * 7 % KEYS
             text = str(key).encode()
-            producer.produce(self.source, key=text, value=str(number).encode(), partition=key % self.partitions)
+            partition = (number // KEYS if scattered else key) % self.partitions
+            value = str(number).encode()
+            producer.produce(self.source, key=text, value=value, partition=partition, timestamp=at_ms)
             self.sent[key] += 1
         self._next += rows
         producer.flush()

@@ -1,4 +1,4 @@
-"""Every example runs, with the session the tests share, and shows something."""
+"""Every example runs, with the session the tests share, and shows something; test_kafka_examples.py has those with Kafka."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    path for path in (Path(__file__).parents[2] / "examples").glob("*.py") if not path.stem.startswith("kafka_")
+)
 
 
 @pytest.mark.spark
