@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import godwit
+from benchmarks.inside.names import as_they_come
 from benchmarks.running.realtime import Feed, RealTime
 from benchmarks.running.record import circumstances, run_id
 from benchmarks.running.scratch import scratch
@@ -28,7 +29,6 @@ from benchmarks.running.watch import Watch
 from benchmarks.workloads.computation import LANES, NAME
 from benchmarks.workloads.tally import Tally
 from godwit.errors import DefinitionError
-from godwit.spark.realtime.rows_as_they_come import as_they_come
 from godwit.testing.latency import Departures, Reals
 from godwit.workload import Workload
 

@@ -63,7 +63,7 @@ def interrupted(nest: Nest, machine: Machine, heirs: list[str], copies: dict[str
         taken_over(nest, LOST, heirs, copies)
         yield halves[1]
 
-    for row in nest.run(1, "0", arriving()):  # type: ignore[arg-type]
+    for row in nest.run(1, "0", arriving(), real_time=True):  # type: ignore[arg-type]
         seen.append(row["n"])  # noqa: PERF401 one by one: the input looks at them
 
 
@@ -99,7 +99,7 @@ def test_no_later_rows_are_applied_before_rows_that_were_lost_with_a_machine(nes
         nest.start(LOST)
         yield rows(range(100, 140), KEYS)
 
-    outputs = nest.run(1, "0", arriving())  # type: ignore[arg-type]
+    outputs = nest.run(1, "0", arriving(), real_time=True)  # type: ignore[arg-type]
     with pytest.raises(WorkLost, match=r"restarted without work that it had answered.*operator=count.*batch=1.*lane=0"):
         seen.extend(outputs)  # one by one: the input looks at them
     checked = Checked()
