@@ -30,11 +30,21 @@ START_S: Final = 60.0
 STOP_S: Final = 10.0
 POLL_S: Final = 0.05
 # Spark's connector. Newer ones than 4.2.0 are not everywhere yet, and this one works with every PySpark that Godwit supports.
-_CONNECTOR: Final = (
-    ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", ("org.apache.spark:spark-token-provider-kafka-0-10_2.13",)),
-    ("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0", ("org.apache.kafka:kafka-clients",)),
+_OF_SPARK: Final = (  # PySpark brings these itself
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.lz4:lz4-java",
+    "at.yawk.lz4:lz4-java",
+    "org.slf4j:slf4j-api",
+    "org.xerial.snappy:snappy-java",
+    "com.google.code.findbugs:jsr305",
+    "org.scala-lang.modules:scala-parallel-collections_2.13",
 )
-_OF_SPARK: Final = ("hadoop", "lz4", "slf4j", "snappy", "jsr305", "scala-parallel")  # PySpark brings these itself
+_TOKEN_PROVIDER: Final = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
+_CONNECTOR: Final = (
+    ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", (_TOKEN_PROVIDER, *_OF_SPARK)),
+    (f"{_TOKEN_PROVIDER}:4.0.0", ("org.apache.kafka:kafka-clients", *_OF_SPARK)),
+)
 _SETTINGS: Final = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -53,8 +63,7 @@ _SETTINGS: Final = {
 
 def connector_jars() -> list[Path]:
     """Spark's Kafka source and sink: jars for `spark.jars`, or for `ADD JAR` in a session that runs."""
-    jars = [jar for package, excluded in _CONNECTOR for jar in fetched([package], excluded)]
-    return [jar for jar in jars if not any(word in jar.name for word in _OF_SPARK)]
+    return [jar for package, excluded in _CONNECTOR for jar in fetched([package], excluded)]
 
 
 class KafkaBroker:

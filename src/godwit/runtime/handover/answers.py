@@ -5,7 +5,7 @@ Decides which message answers an effect of the target's machine. Does not know w
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -69,10 +69,8 @@ def outcome_of(services: HostServices, origin: str, operator: str, step: str) ->
     lease = read_lease(directory)
     if lease is None or lease.incarnation != services.incarnation:
         return "away"
-    client = line.connect(lease.address, services.token)
     try:
-        return typed.ask(client, messages.ReportOutcome(operator, step), timeout_s=5.0).outcome
+        with closing(line.connect(lease.address, services.token)) as client:
+            return typed.ask(client, messages.ReportOutcome(operator, step), timeout_s=5.0).outcome
     except GodwitError:
         return "away"
-    finally:
-        client.close()
