@@ -63,7 +63,7 @@ def test_a_download_that_breaks_off_is_tried_again(resolver: Path) -> None:
 
 def test_a_download_that_always_breaks_off_is_an_error_with_the_resolvers_words(resolver: Path) -> None:
     behaves(resolver, broken=jars.ATTEMPTS_MAX)
-    with pytest.raises(DefinitionError, match="download failed: birds.jar"):
+    with pytest.raises(DefinitionError, match=r"download failed: birds\.jar"):
         jars.fetched([PACKAGE])
     assert attempts() == jars.ATTEMPTS_MAX
 

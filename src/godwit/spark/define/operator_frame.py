@@ -27,6 +27,7 @@ from godwit.spark.define.operator_definition import Definition
 from godwit.spark.define.progress_metrics import observed
 from godwit.spark.define.row_identity import RowIdentity
 from godwit.spark.pyspark_api.schemas import session_zone
+from godwit.spark.realtime.reading_ahead import ReadingAhead
 from godwit.spark.realtime.rows_as_they_come import as_they_come
 from godwit.spark.task_errors import plain_errors
 from godwit.transport.wire import CHECK, HASH
@@ -212,7 +213,9 @@ def _router_body(
     route: Route, schema: pa.Schema, incarnation: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filled = (batch for batch in batches if len(batch))
+        filled: Iterator[pa.RecordBatch] = (batch for batch in batches if len(batch))
+        if route.real_time:
+            filled = iter(ReadingAhead(filled))
         first = next(filled, None)
         task = current_task(incarnation)
         if not route.real_time:  # the first row may be a tick then, and a batch that is replayed is reverted first
