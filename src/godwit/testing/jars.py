@@ -43,14 +43,16 @@ def fetched(packages: Sequence[str], excluded: Sequence[str] = ()) -> list[Path]
 
 
 def _fetch(home: Path, packages: Sequence[str], excluded: Sequence[str]) -> None:
-    for attempt in range(ATTEMPTS_MAX):
+    words = ""
+    for _ in range(ATTEMPTS_MAX):
         done = _resolve(home, packages, excluded)
         if not done.returncode:
             return
-        if "download failed" not in done.stderr or attempt == ATTEMPTS_MAX - 1:
+        words = done.stdout + done.stderr
+        if "download failed" not in words:
             break
     raise DefinitionError(
-        f"{', '.join(packages)} could not be fetched:\n{(done.stdout + done.stderr)[-_TAIL:]}",
+        f"{', '.join(packages)} could not be fetched:\n{words[-_TAIL:]}",
         todo="See that Spark's resolver reaches Maven's repository; spark.jars.ivySettings names another one",
     )
 
