@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import godwit
+from godwit.errors import DefinitionError
+from godwit.spark.realtime.rows_as_they_come import ARROW_ROWS, WITH_JAVA
 from godwit.testing.kafka import KafkaBroker, connector_jars
 from godwit.windows import EventTumbling
 from tests.spark.flocks import pid_of, wait_until
@@ -28,11 +31,12 @@ DAY_MS = 86_400_000
 BATCH = "10 minutes"  # longer than any scenario: what leaves does not wait for the end of a batch
 
 
-def session() -> SparkSession:
+def session(java: bool) -> SparkSession:
     builder = SparkSession.builder.master("local[6]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
     builder = builder.config("spark.driver.extraClassPath", ":".join(map(str, connector_jars())))
-    return godwit.tune(builder, real_time=True).config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    builder = godwit.tune(builder, real_time=True).config("spark.sql.session.timeZone", "UTC")
+    return builder.config(WITH_JAVA, java).getOrCreate()
 
 
 class Stage(KafkaStage):
@@ -117,6 +121,16 @@ def timers(stage: Stage) -> None:
     assert sorted((row["key"], row["count"]) for row in left) == sorted((key, n) for key in range(40) for n in (1, 2))
 
 
+def without_java(stage: Stage) -> None:
+    """Spark SQL does what the Java class does otherwise."""
+    stage.spark.conf.set(ARROW_ROWS, 100)
+    with godwit.Flock(stage.spark, hosts=2, checkpoint=stage.root / "refused") as flock:
+        with pytest.raises(DefinitionError, match="rows wait in Arrow batches of 100 rows"):
+            flock.process(stage.rows(), "key", Counted(), name=OPERATOR)
+    stage.spark.conf.set(ARROW_ROWS, 1)
+    exact(stage)
+
+
 def windows(stage: Stage) -> None:
     """Windows close when the watermark has passed their end, in the batch that brings it there."""
     rows = stage.rows("topic", "partition", "offset", "timestamp", "int(1) AS one")
@@ -133,13 +147,13 @@ def windows(stage: Stage) -> None:
     assert {row["count"] for row in stage.received()} == {2}
 
 
-SCENARIOS = {"exact": exact, "timers": timers, "windows": windows}
+SCENARIOS = {"exact": exact, "without-java": without_java, "timers": timers, "windows": windows}
 
 
 def main(folder: str, scenario: str) -> None:
     root = Path(folder)
     with KafkaBroker(root / "kafka") as broker:
-        SCENARIOS[scenario](Stage(session(), broker, root, scenario))
+        SCENARIOS[scenario](Stage(session(scenario != "without-java"), broker, root, scenario))
     sys.stdout.write(f"{scenario}: as it should be\n")
     sys.stdout.flush()
     os._exit(0)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "scenario",
-    ["exact", pytest.param("timers", marks=pytest.mark.long), pytest.param("windows", marks=pytest.mark.long)],
+    ["exact", *(pytest.param(name, marks=pytest.mark.long) for name in ("timers", "windows", "without-java"))],
 )
 def test_what_leaves_does_not_wait_for_the_end_of_the_batch(scenario: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.spark.real_time_program", str(tmp_path), scenario]

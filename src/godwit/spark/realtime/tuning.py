@@ -40,6 +40,11 @@ ALWAYS: Final = (
         "org.apache.hadoop.fs.local.RawLocalFs",
         "Spark's checkpoint files on a local disk without a second file for each checksum",
     ),
+    Tuned(
+        "spark.python.unix.domain.socket.enabled",
+        "true",
+        "no TCP between the JVM and its Python workers, which holds a small message back until the one before is acknowledged",
+    ),
 )
 IN_REAL_TIME: Final = (
     Tuned(REAL_TIME, "true", "operators hand rows on as they come, unless their definition says otherwise"),
