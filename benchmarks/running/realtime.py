@@ -111,13 +111,17 @@ def _typed(text: Any, field: StructField) -> Any:
 
 
 def as_records(frame: DataFrame) -> DataFrame:
-    """One record for each row: its columns as text."""
+    """One record for each row: its columns as text. The first column is the key, so rows of a key stay in one partition.
+
+    A reader gets the records of a partition in their order, and nothing is known of the order between partitions.
+    """
     micros = [
         sf.unix_micros(field.name) if isinstance(field.dataType, TimestampType) else sf.col(field.name)
         for field in frame.schema.fields
     ]
+    texts = [each.cast("string") for each in micros]
     return frame.select(
-        sf.concat_ws(SEPARATOR, *(each.cast("string") for each in micros)).cast("binary").alias("value")
+        texts[0].cast("binary").alias("key"), sf.concat_ws(SEPARATOR, *texts).cast("binary").alias("value")
     )
 
 
