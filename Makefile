@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WITH_JAVA := JAVA_HOME=$$(tools/java.sh) && export JAVA_HOME &&
 
-.PHONY: help venv lint test test-unit test-long sim spark-suite faults bench bench-throughput bench-compare bench-recovery bench-migration bench-evaluation bench-quick bench-report peers demo clean
+.PHONY: help venv lint test test-unit test-long sim spark-suite faults bench bench-throughput bench-compare bench-recovery bench-migration bench-evaluation bench-quick bench-report peers demo demo-kafka clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ bench-report: venv ## write README's and docs' figures from the newest results
 
 demo: venv ## traffic monitoring, scaled, moved, drained and hit while it runs, checked for exactness
 	$(WITH_JAVA) $(BIN)/python -m godwit.cli demo $(ARGS)
+
+demo-kafka: venv ## the same from Kafka to Kafka with the real-time trigger, with a line of latency; starts a broker of its own
+	$(WITH_JAVA) $(BIN)/python -m godwit.cli demo --kafka $(ARGS)
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -181,7 +181,7 @@ def _cpu_s() -> float:
     total = 0.0
     for process in psutil.Process(os.getpid()).children(recursive=True):
         try:
-            if not any(word in " ".join(process.cmdline()) for word in ("kafka.Kafka", "benchmarks.running.feeder")):
+            if not any(word in " ".join(process.cmdline()) for word in ("kafka.Kafka", "godwit.testing.kafka_load")):
                 times = process.cpu_times()
                 total += times.user + times.system
         except psutil.Error:

@@ -29,10 +29,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from benchmarks.running.feeder import SEPARATOR
 from benchmarks.running.record import ROOT
 from benchmarks.running.session import broker
 from godwit.testing import open_loop
+from godwit.testing.kafka_load import SEPARATOR
 from godwit.testing.latency import Departures, Numbers
 from godwit.workload import Workload
 from godwit.workload.numbered_rows import schema_of
@@ -71,7 +71,7 @@ class Feed:
         self.start_s = start_ms / 1_000
         workload = self._workload
         options = json.dumps({**workload.identity(), "rows": str(workload.rows)})
-        command = [sys.executable, "-m", "benchmarks.running.feeder", broker().bootstrap, self.source]
+        command = [sys.executable, "-m", "godwit.testing.kafka_load", broker().bootstrap, self.source]
         self._feeder = subprocess.Popen([*command, str(start_ms), options, str(self._silence_s)], cwd=ROOT)
 
     @property

@@ -208,6 +208,19 @@ def test_the_words_reach_the_user_through_other_sinks_and_batch_frames_too(case:
     assert_said(str(caught_in_batch.value), "GODWIT-NULL-KEY", f"operator={case.name}")
 
 
+# -- sessions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("spark")
+def test_tuning_a_session_that_runs_already(caplog: pytest.LogCaptureFixture) -> None:
+    """In real time its rows would wait for ever; otherwise it is only slower."""
+    with pytest.raises(DefinitionError, match=r"a session runs already.*without.* spark\.buffer\.size") as caught:
+        godwit.tune(SparkSession.builder, real_time=True)
+    assert_said(caught.value.todo, "Stop the session", "spark-submit")
+    godwit.tune(SparkSession.builder)
+    assert "a session runs already, and it was started without spark.hadoop." in caplog.text
+
+
 # -- definitions: refused on the driver, before anything runs -----------------------------------------------------------
 
 
@@ -283,6 +296,10 @@ DEFINITIONS: dict[str, tuple[Changed, tuple[str, ...]]] = {
     ),
     "a variable declared twice": ({"statefulProcessor": Twice(Path("none"))}, ("'total' is declared twice in init",)),
     "a variable of an unknown type": ({"statefulProcessor": Nameless(Path("none"))}, ("'n whatever' cannot be read",)),
+    "real time in a session without its settings": (
+        {"real_time": True},
+        ("rows would wait for ever", "spark.buffer.size must be at most 256, and is not set", "godwit.tune("),
+    ),
     "grouped rows": (lambda frame: {"frame": frame.groupBy("key")}, ("a DataFrame is expected, not GroupedData",)),
 }
 

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.running.feeder import SEPARATOR, records
 from benchmarks.running.measures import counted
 from benchmarks.running.realtime import first_sent
+from godwit.testing.kafka_load import SEPARATOR, records
 from godwit.workload import LaneBy, Shape, Workload
 from godwit.workload.numbered_rows import lane_batches
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NoReturn
 
-from godwit.errors import GodwitError
+from godwit.errors import DefinitionError, GodwitError
 
 ABOUT = "Live, exactly-once keyed state for PySpark Structured Streaming."
 WRONG = 2
@@ -31,6 +32,7 @@ def parser() -> Parser:
     demo = commands.add_parser(
         "demo", help="a running query that is scaled, moved, drained and hit, checked for exactness"
     )
+    demo.add_argument("--kafka", action="store_true", help="from Kafka to Kafka, with Spark's real-time trigger")
     demo.set_defaults(run=_demo)
     inspect_commands.add(commands)
     return root
@@ -53,7 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _demo(given: argparse.Namespace) -> int:
-    del given
+    if given.kafka:
+        return _demo_on_kafka()
     from godwit.demo import main as demo
+
+    return demo()
+
+
+def _demo_on_kafka() -> int:
+    if find_spec("confluent_kafka") is None:
+        raise DefinitionError("the demo on Kafka needs the package confluent-kafka", todo="pip install 'godwit[kafka]'")
+    from godwit.demo.kafka_demo import main as demo
 
     return demo()

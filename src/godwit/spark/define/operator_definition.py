@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError
+from godwit.spark.realtime.session_check import check_session
 from godwit.spark.realtime.tuning import REAL_TIME
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -35,7 +36,7 @@ class OperatorOptions(TypedDict, total=False):
     `spark.sql.shuffle.partitions` where it is set, otherwise the task slots that the hosts leave free. The number is fixed
     with the checkpoint. "input": no exchange, rows come in the partitions of the input (the default of `process`).
     real_time: rows go to the hosts as they come, for a query with the real-time trigger; no exchange. By default False, unless
-    the session was set up with `godwit.tune(builder, real_time=True)`.
+    the session was set up with `godwit.tune(builder, real_time=True)`, which this trigger needs.
     lane, sequence: columns that identify a row, for sources that may divide a batch into other partitions when Spark reads
     the batch again, e.g. lane=["topic", "partition"], sequence="offset".
     """
@@ -158,6 +159,8 @@ def check_choices(definition: Definition) -> None:
             )
     _check_limits(definition)
     _check_partitions(definition)
+    if definition.real_time:
+        check_session(definition.frame.sparkSession)
     if ("lane" in options) != ("sequence" in options):
         raise DefinitionError("only one of lane= and sequence= was given", todo="Give both, or neither")
 

@@ -13,6 +13,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from godwit.spark.realtime.session_check import check_not_started
+
 REAL_TIME: Final = "spark.godwit.realTime"  # operators are for the real-time trigger
 _log = logging.getLogger("godwit.tune")
 
@@ -77,7 +79,11 @@ def tune(builder: SparkSession.Builder, *, real_time: bool = False) -> SparkSess
     real_time: for queries with the real-time trigger. The settings and their reasons are in `godwit.tuning`, in
     docs/tuning.md, and, at level INFO, in the log of `godwit.tune`. A setting that comes after this call replaces a tuned one.
     Spark's Python workers run the interpreter of this program, unless PYSPARK_PYTHON names another one.
+
+    Where a session runs already that was started without these settings, this raises a `DefinitionError` for real time, in
+    which rows would wait for ever, and writes a warning into the log otherwise.
     """
+    check_not_started([each.name for each in tuning(real_time=real_time)], real_time)
     os.environ.setdefault(
         "PYSPARK_PYTHON", sys.executable
     )  # the one setting that Spark takes from the environment only

@@ -1,6 +1,6 @@
 """A process that puts the rows of a workload into a Kafka topic, each when it is due: an open-loop load.
 
-    python -m benchmarks.running.feeder BOOTSTRAP TOPIC START_MS OPTIONS_AS_JSON SILENCE_S
+    python -m godwit.testing.kafka_load BOOTSTRAP TOPIC START_MS OPTIONS_AS_JSON SILENCE_S
 
 It is a process of its own, so that the load does not wait for Python's lock in the process that measures. A record has the
 columns of its row as text. Lanes are partitions of the topic. The last row comes SILENCE_S seconds later than it should.
