@@ -1,7 +1,7 @@
 """Draws tables in the docs from the code: `python -m docs.tables` writes them, --check only looks.
 
 protocols.md has the tables of the machines, internals.md the packages and what each is about, compatibility.md what tests show
-of Spark beside Godwit.
+of Spark beside Godwit, tuning.md the settings of Spark that are worth setting.
 
 What a protocol shares with all others is drawn once; of each protocol only what is its own.
 """
@@ -25,6 +25,7 @@ from godwit.migration.target import TABLE as TARGET_TABLE
 PAGE = Path(__file__).with_name("protocols.md")
 INTERNALS = Path(__file__).with_name("internals.md")
 COMPATIBILITY = Path(__file__).with_name("compatibility.md")
+TUNING = Path(__file__).with_name("tuning.md")
 PACKAGE = Path(godwit.__file__).parent
 # In the order of their layers, lowest first; tests/test_architecture.py has the rule.
 ROOMS = (
@@ -78,6 +79,19 @@ def compatibility() -> str:
     return BLOCK.sub(lambda found: f"{found[1]}{table}\n{found[3]}", COMPATIBILITY.read_text())
 
 
+def tuning() -> str:
+    """The page about settings, with those that `godwit.tune` sets."""
+    always = godwit.tuning()
+    more = [each for each in godwit.tuning(real_time=True) if each not in always]
+    tables = {
+        name: markdown(
+            ("setting", "value", "why"), [(f"`{each.name}`", f"`{each.value}`", each.why) for each in settings]
+        )
+        for name, settings in (("always", always), ("real-time", more))
+    }
+    return BLOCK.sub(lambda found: f"{found[1]}{tables[found['name']]}\n{found[3]}", TUNING.read_text())
+
+
 def about(room: str) -> str:
     """The first sentence of a package or module about itself."""
     file = PACKAGE / room / "__init__.py"
@@ -127,7 +141,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    drawn = {PAGE: page(), INTERNALS: internals(), COMPATIBILITY: compatibility()}
+    drawn = {PAGE: page(), INTERNALS: internals(), COMPATIBILITY: compatibility(), TUNING: tuning()}
     if "--check" in sys.argv:
         return int(any(file.read_text() != text for file, text in drawn.items()))
     for file, text in drawn.items():

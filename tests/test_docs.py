@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import godwit
 from benchmarks.report import docs as report
 from docs import tables
 from docs.features import areas
@@ -174,6 +175,11 @@ def test_internals_name_files_that_are_there() -> None:
 def test_every_row_of_spark_beside_godwit_comes_from_a_test() -> None:
     assert tables.COMPATIBILITY.read_text() == tables.compatibility(), "python -m docs.tables draws them anew"
     assert sum(map(len, areas().values())) > 10
+
+
+def test_the_settings_of_the_tuning_page_are_those_of_the_code() -> None:
+    assert tables.TUNING.read_text() == tables.tuning(), "python -m docs.tables draws them anew"
+    assert all(f"| `{each.name}` | `{each.value}` |" in tables.tuning() for each in godwit.tuning(real_time=True))
 
 
 def test_every_change_of_an_operator_in_the_guide_names_its_tests() -> None:

@@ -33,11 +33,13 @@ def parser() -> Parser:
         key_count_flags,
         migration_flags,
         real_time_flags,
+        tuning_flags,
     )
 
     root = Parser(prog="python -m benchmarks", description=ABOUT, allow_abbrev=False)
     kinds = root.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=Parser)
-    for module in (migration_flags, real_time_flags, evaluation_flags, elasticity_flags, key_count_flags):
+    modules = (migration_flags, real_time_flags, evaluation_flags, elasticity_flags, key_count_flags, tuning_flags)
+    for module in modules:
         module.add(kinds, kind)
     return root
 

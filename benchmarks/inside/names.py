@@ -1,8 +1,9 @@
 """Names of the product that benchmarks need and that have no public home.
 
 `PROTOCOLS`, `ORDERS` and `DEFAULT_ORDER` are what `Flock.move` accepts, and `Migration` is what it returns. `group_of` and
-`groups_in` say which host owns a key. `as_they_come` makes rows reach Python as operators get them in real time. The others are
-tools of native processors: columns as numpy, variables beside the fixed state, timers and panes.
+`groups_in` say which host owns a key. `as_they_come` makes rows reach Python as operators get them in real time;
+`ARROW_ROWS` and `WITH_JAVA` are the settings by which Spark SQL does that. The others are tools of native processors: columns
+as numpy, variables beside the fixed state, timers and panes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from godwit.runtime.processor.native import Timers
 from godwit.runtime.processor.rows import Index, column, running_sum
 from godwit.runtime.processor.state_columns import Packer
 from godwit.spark.change.migration_handle import Migration
-from godwit.spark.realtime.rows_as_they_come import as_they_come
+from godwit.spark.realtime.rows_as_they_come import ARROW_ROWS, WITH_JAVA, as_they_come
 from godwit.state.codec import compile_codec
 from godwit.state.keys import KeyCodec
 from godwit.state.variables import Variable
@@ -27,10 +28,12 @@ from godwit.windows.aggregate import ROWS
 from godwit.windows.store import PaneStore
 
 __all__ = [
+    "ARROW_ROWS",
     "DEFAULT_ORDER",
     "ORDERS",
     "PROTOCOLS",
     "ROWS",
+    "WITH_JAVA",
     "Index",
     "Migration",
     "Packer",

@@ -216,7 +216,7 @@ def test_tuning_a_session_that_runs_already(caplog: pytest.LogCaptureFixture) ->
     """In real time its rows would wait for ever; otherwise it is only slower."""
     with pytest.raises(DefinitionError, match=r"a session runs already.*without.* spark\.buffer\.size") as caught:
         godwit.tune(SparkSession.builder, real_time=True)
-    assert_said(caught.value.todo, "Stop the session", "spark-submit")
+    assert_said(str(caught.value), "GODWIT-DEFINITION", "Stop the session", "spark-submit")
     godwit.tune(SparkSession.builder)
     assert "a session runs already, and it was started without spark.hadoop." in caplog.text
 

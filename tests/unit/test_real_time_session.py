@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.spark.realtime.session_check import BUFFER, PIPELINED, missing
+from godwit.spark.realtime.started_session import BUFFER, PIPELINED, missing
 from godwit.spark.realtime.tuning import tuning
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -30,8 +31,7 @@ from godwit.workload import Workload
 REPORTS: Final = "reports"
 SPEEDS: Final = "speeds"
 LANES: Final = 2
-LEAD_S: Final = 4.0  # from the start of the query until the first report is due
-CAUGHT_UP_S: Final = 0.1
+LEAD_S: Final = 1.0  # until the first report is due: the process that sends reports has to start
 READ_AT_ONCE: Final = 2_000
 WAIT_S: Final = 0.1
 CONSUMER: Final = {"group.id": "demo", "enable.auto.commit": False, "fetch.wait.max.ms": 20, "fetch.min.bytes": 1}
@@ -131,13 +131,6 @@ class Reader:
         with self._changed:
             return self._changed.wait_for(lambda: len(self.came) >= rows, timeout_s)
 
-    def lag_s(self) -> float:
-        """How late the newest result was."""
-        if not self.came:
-            return float("inf")
-        result, at_s = self.came[-1]
-        return at_s - float(result["due"]) / 1e6
-
     def rows(self) -> pa.Table:
         """All results in the order in which they came; `left` is when, in milliseconds."""
         came = self.came[:]
@@ -154,17 +147,20 @@ class Reader:
 class KafkaRunning(open_loop.Running):
     """The query with the real-time trigger, its load and its reader."""
 
-    def __init__(
-        self, speeds: DataFrame, broker: KafkaBroker, workload: Workload, checkpoint: str, batch_s: float
-    ) -> None:
+    def __init__(self, speeds: DataFrame, broker: KafkaBroker, checkpoint: str, batch_s: float) -> None:
         self.arrivals: Any = Reader(broker)
         self.batch_s = batch_s
-        self._rows = workload.end
+        self.reports = 0  # sent so far, or soon
+        self._loads: list[Load] = []
         self._broker = broker
         self._frame = speeds
         self._checkpoint = checkpoint
-        self.load = Load(broker, workload)
         self.query = self.start()
+
+    def send(self, workload: Workload) -> None:
+        """Start a process that sends these reports."""
+        self._loads.append(Load(self._broker, workload))
+        self.reports += workload.end
 
     def start(self) -> StreamingQuery:
         writer = records(self._frame).writeStream.format("kafka").option("topic", SPEEDS)
@@ -173,29 +169,29 @@ class KafkaRunning(open_loop.Running):
         trigger: dict[str, Any] = {"realTime": f"{round(self.batch_s * 1_000)} milliseconds"}
         return writer.trigger(**trigger).start()
 
-    def wait_settled(self, until_s: float, look: Callable[[int], None]) -> None:
-        """Until results come about when their reports are due, or until this time."""
-        while time.time() < until_s and self.arrivals.lag_s() > CAUGHT_UP_S:
-            self._look(look)
-            self.arrivals.wait(self.arrivals.count + 1, open_loop.LOOK_EVERY_S)
-
     def wait_committed(self, look: Callable[[int], None]) -> None:
         """Until Spark has committed a batch that ends with the last report."""
-        while self.reports_committed() < self._rows:
+        while self.reports_committed() < self.reports:
             self._look(look)
             self.arrivals.wait(1 << 62, open_loop.LOOK_EVERY_S)
 
     def reports_committed(self) -> int:
         return max((_reports_until(each) for each in self.query.recentProgress), default=0)
 
-    def batches(self) -> int:
-        """How many batches Spark has committed."""
-        return len({each["batchId"] for each in self.query.recentProgress})
+    def batch_ends_s(self) -> list[float]:
+        """When each batch that is committed has ended."""
+        batches = [json.loads(each.json) for each in self.query.recentProgress]
+        return [_instant(each["timestamp"]) + each["batchDuration"] / 1_000 for each in batches]
 
     def close(self) -> None:
         self.query.stop()
         self.arrivals.close()
-        self.load.close()
+        for load in self._loads:
+            load.close()
+
+
+def _instant(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def _reports_until(progress: Any) -> int:

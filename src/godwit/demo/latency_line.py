@@ -18,14 +18,14 @@ BARS: Final = "▁▂▃▄▅▆▇█"
 SILENT: Final = "·"
 GOES_ON: Final = "─"
 MARGIN: Final = 8  # characters before the bars, for the time
-LEGEND: Final = (
-    f"{BARS[0]} below {STEPS_MS[0]} ms, each step up doubles, {BARS[-1]} from {STEPS_MS[-1]} ms, {SILENT} no result"
-)
+BATCH_END: Final = "|"
+_HEIGHTS: Final = f"{BARS[0]} < {STEPS_MS[0]} ms, each step doubles, {BARS[-1]} ≥ {STEPS_MS[-1]} ms"
+LEGEND: Final = f"{_HEIGHTS}, {SILENT} no result, {BATCH_END} a batch ends"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened from one time to another; `to_s` is infinite while it goes on."""
+    """Something that happened from one time to another; `to_s` is infinite while it goes on. Later marks hide earlier ones."""
 
     letter: str
     from_s: float
@@ -74,13 +74,15 @@ class LatencyLine:
         first = max(0, len(self.p99_ms) - width)
         return self.bars(first, first + width), self.marked(marks, first, first + width)
 
-    def strips(self, marks: Sequence[Mark], width: int) -> Iterator[str]:
-        """The whole time, cut into strips that begin at full seconds."""
+    def strips(self, marks: Sequence[Mark], width: int, to_s: float = float("inf")) -> Iterator[str]:
+        """The whole time up to `to_s`, cut into strips that begin at full seconds."""
         of_second = round(1 / WINDOW_S)
         windows = max(1, (width - MARGIN) // of_second) * of_second
-        for first in range(0, len(self.p99_ms), windows):
-            yield f"{f'{first * WINDOW_S:.0f} s':>{MARGIN - 2}}  {self.bars(first, first + windows)}"
-            under = self.marked(marks, first, first + windows)
+        end = min(len(self.p99_ms), self._window(to_s) + 1)
+        for first in range(0, end, windows):
+            stop = min(first + windows, end)
+            yield f"{f'{first * WINDOW_S:.0f} s':>{MARGIN - 2}}  {self.bars(first, stop)}"
+            under = self.marked(marks, first, stop)
             if under:
                 yield " " * MARGIN + under
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from godwit.demo.latency_line import LEGEND, MARGIN, WINDOW_S, LatencyLine, Mark
+from godwit.demo.latency_line import BATCH_END, LEGEND, MARGIN, WINDOW_S, LatencyLine, Mark
 from godwit.demo.steps import StepResult
 
 REFRESHES_PER_S: Final = 5
@@ -20,15 +20,24 @@ PLAIN_EVERY_S: Final = 5.0
 LETTERS: Final = "ABCDEFGHIJ"
 
 
-class View(ABC):
-    """Takes results as they come and steps as they happen. `came`: what the reader has, result and time."""
+BATCHES_EVERY_S: Final = 1.0
+Came = Sequence[tuple[dict[str, Any], float]]
 
-    def __init__(self, console: Console, came: Sequence[tuple[dict[str, Any], float]], rows: int) -> None:
+
+class View(ABC):
+    """Takes results as they come and steps as they happen.
+
+    `came`: what the reader has, result and time. `batch_ends_s`: when batches have ended so far.
+    """
+
+    def __init__(self, console: Console, came: Came, batch_ends_s: Callable[[], list[float]]) -> None:
         self.console = console
         self.line = LatencyLine(time.time())
-        self.marks: list[Mark] = []
+        self._steps: list[Mark] = []
         self._came = came
-        self._rows = rows
+        self._batch_ends_s = batch_ends_s
+        self._batches: list[Mark] = []
+        self._asked_s = 0.0
         self._taken = 0
         self._doing = ""
 
@@ -40,9 +49,21 @@ class View(ABC):
     ) -> None:
         return None
 
+    @property
+    def marks(self) -> list[Mark]:
+        return [*self._batches, *self._steps]
+
+    def restart(self) -> None:
+        """The line begins now."""
+        self.show(0)
+        self.line = LatencyLine(time.time())
+
     def show(self, _: int) -> None:
         """Look at what has come since the last time."""
         now_s = time.time()
+        if now_s - self._asked_s >= BATCHES_EVERY_S:
+            self._asked_s = now_s
+            self._batches = [Mark(BATCH_END, end_s, end_s) for end_s in self._batch_ends_s()]
         came = self._came[self._taken :]
         self._taken += len(came)
         for result, at_s in came:
@@ -57,11 +78,11 @@ class View(ABC):
 
     def begin(self) -> None:
         """A step begins: its mark goes on until `end`."""
-        self.marks.append(Mark(LETTERS[len(self.marks)], time.time()))
+        self._steps.append(Mark(LETTERS[len(self._steps)], time.time()))
 
     def end(self, step: StepResult) -> None:
-        letter = self.marks[-1].letter
-        self.marks[-1] = Mark(letter, step.asked_s, step.asked_s + step.took_s)
+        letter = self._steps[-1].letter
+        self._steps[-1] = Mark(letter, step.asked_s, step.asked_s + step.took_s)
         self._doing = ""
         self.console.print(f"  {letter} {step.summary()}", highlight=False)
 
@@ -91,7 +112,7 @@ class LiveView(View):
         bars, marked = self.line.newest(self.marks, self.console.width - MARGIN)
         newest = self.line.p99_ms[-1] if self.line.p99_ms else None
         now = "no result came" if newest is None else f"p99 {newest:,.0f} ms"
-        head = f"{len(self._came):,} of {self._rows:,} results, {now}   {self._doing}"
+        head = f"{len(self._came):,} results, {now}   {self._doing}"
         lines = (head, f"{'p99':>{MARGIN - 2}}  {bars}", " " * MARGIN + marked, " " * MARGIN + LEGEND)
         styles = ("", "green", "bold yellow", "dim")
         return Group(*(Text(text, style, no_wrap=True) for text, style in zip(lines, styles, strict=True)))
@@ -100,9 +121,16 @@ class LiveView(View):
 class PlainView(View):
     """A line every few seconds, for a file or a pipe."""
 
-    def __init__(self, console: Console, came: Sequence[tuple[dict[str, Any], float]], rows: int) -> None:
-        super().__init__(console, came, rows)
+    def __init__(self, console: Console, came: Came, batch_ends_s: Callable[[], list[float]]) -> None:
+        super().__init__(console, came, batch_ends_s)
         self._printed = 0
+
+    def restart(self) -> None:
+        super().restart()
+        self._printed = 0
+
+    def say(self, text: str) -> None:
+        self.console.print(f"  {text}", highlight=False)
 
     def draw(self) -> None:
         windows = round(PLAIN_EVERY_S / WINDOW_S)
@@ -113,5 +141,5 @@ class PlainView(View):
             self._printed += windows
 
 
-def view(console: Console, came: Sequence[tuple[dict[str, Any], float]], rows: int) -> View:
-    return (LiveView if console.is_terminal else PlainView)(console, came, rows)
+def view(console: Console, came: Came, batch_ends_s: Callable[[], list[float]]) -> View:
+    return (LiveView if console.is_terminal else PlainView)(console, came, batch_ends_s)

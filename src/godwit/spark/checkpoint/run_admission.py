@@ -129,8 +129,8 @@ class RunAdmission:
         if not self._facts(operator).real_time:
             raise UnsupportedQuery(
                 "the operator collects rows before it hands them on, and the real-time trigger does not let rows wait",
-                todo="Start the session from godwit.tune(builder, real_time=True), and define the operator with real_time=True; or "
-                "use a processingTime or availableNow trigger",
+                todo="Start the session from godwit.tune(builder, real_time=True) and define the operator with real_time=True, "
+                "or use a processingTime or availableNow trigger",
                 operator=operator,
             )
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError
-from godwit.spark.realtime.session_check import check_session
+from godwit.spark.realtime.started_session import check_started_session
 from godwit.spark.realtime.tuning import REAL_TIME
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -160,7 +160,7 @@ def check_choices(definition: Definition) -> None:
     _check_limits(definition)
     _check_partitions(definition)
     if definition.real_time:
-        check_session(definition.frame.sparkSession)
+        check_started_session(definition.frame.sparkSession)
     if ("lane" in options) != ("sequence" in options):
         raise DefinitionError("only one of lane= and sequence= was given", todo="Give both, or neither")
 

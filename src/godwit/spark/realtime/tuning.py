@@ -13,7 +13,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from godwit.spark.realtime.session_check import check_not_started
+from godwit.spark.realtime.started_session import check_not_started
 
 REAL_TIME: Final = "spark.godwit.realTime"  # operators are for the real-time trigger
 _log = logging.getLogger("godwit.tune")

@@ -26,7 +26,7 @@ _TODO: Final = (
 _log: Final = logging.getLogger("godwit.tune")
 
 
-def check_session(spark: SparkSession) -> None:
+def check_started_session(spark: SparkSession) -> None:
     """Refuse an operator for the real-time trigger in a session in which its rows would wait for ever."""
     found = missing(dict(spark.sparkContext.getConf().getAll()))
     if found:
