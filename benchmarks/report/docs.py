@@ -12,8 +12,9 @@ from benchmarks.campaign.aims import aims
 from benchmarks.plots.evaluation import Evaluation
 from benchmarks.report import headline, html, markdown, read
 from benchmarks.report.following import following_part, paid
+from benchmarks.report.real_time_part import real_time_part, settings_part
 from benchmarks.running.measures import spread as spread_of
-from benchmarks.running.record import RESULTS, ROOT, newest
+from benchmarks.running.record import RESULTS, ROOT, kept, newest
 
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 NAMES = {
@@ -245,6 +246,8 @@ def page() -> str:
         "",
         *migration_part(),
         *following_part(),
+        *real_time_part(kept("real-time")),
+        *settings_part(kept("tuning")),
     ]
     return "\n".join(parts)
 
