@@ -1,6 +1,6 @@
 """Two-way streams over TCP: a header, then messages of Arrow record batches with metadata, in order, until one side ends.
 
-A stream carries rows many times in a second, a few at a time, and a message costs about a quarter of what it costs over Flight
+A stream carries rows many times in a second, a few at a time, and a message costs about half of what it costs over Flight
 (design/023). Errors are those of Flight, which requests and fetches use. What a message means is not known here.
 
 Every frame begins with its kind and the lengths of its metadata and its body; the body is an Arrow message. The first frame has
