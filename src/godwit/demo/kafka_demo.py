@@ -43,6 +43,7 @@ SETTLED_MS: Final = 80.0
 STEADY_S: Final = 5.0  # before the first step, to compare with
 GAP_S: Final = 3.0  # between two steps
 NAME: Final = "speed"
+LAST_WORDS: Final = 2_000  # characters of Spark's log that are shown after an error
 
 
 def main() -> int:
@@ -59,17 +60,17 @@ def main() -> int:
 
 def _with_spark(broker: KafkaBroker, directory: str, console: Console) -> int:
     log = Path(directory, "spark.log")
-    with _complaints_into(log):
-        spark = _session()
     try:
-        return _run(spark, broker, directory, console)
-    except BaseException:
-        console.print(
-            f"Spark's last words are:\n{log.read_text(errors='replace')[-2_000:]}", highlight=False, markup=False
-        )
+        with _complaints_into(log):
+            spark = _session()
+        try:
+            return _run(spark, broker, directory, console)
+        finally:
+            spark.stop()
+    except Exception:
+        words = log.read_text(errors="replace")[-LAST_WORDS:]
+        console.print(f"Spark's last words are:\n{words}", highlight=False, markup=False)
         raise
-    finally:
-        spark.stop()
 
 
 @contextmanager
