@@ -56,7 +56,8 @@ def _tuning(given: argparse.Namespace) -> int:
 
 
 def summary(line: dict[str, Any]) -> str:
-    took = f"{line['batch_ms']:.0f} ms a batch"
     if line["trigger"] == REAL_TIME:
         took = f"p50 {line['p50_ms']} ms, p99 {line['p99_ms']} ms"
+    else:
+        took = f"{line['batch_ms']:.0f} ms a batch"
     return f"left out: {line['left_out']}: {took}, {line['ratio']:.2f} of that with all settings"
