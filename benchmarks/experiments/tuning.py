@@ -31,7 +31,7 @@ SLOTS: Final = 5
 ALL: Final = "none"  # what is left out where all settings are there
 EVERYTHING: Final = "all of them"
 NO_JAVA: Final = "the Java class"
-WARM_BATCHES: Final = 12
+WARM_BATCHES: Final = 40  # until then the JVM still becomes faster, and the first way would seem slow
 # Without one of these no row leaves, so there is nothing to measure.
 NEEDED: Final = frozenset(
     {
