@@ -1,7 +1,8 @@
 """What each setting of `godwit.tune` brings: the same query with all of them, and with one after another left out.
 
 A setting counts when the session starts, so every measurement has a session of its own, in one JVM that is warm. All ways take
-turns, and the ratio of a way is taken to the run with all settings of the same round, so that drift of the machine hits both.
+turns. The run with all settings stands before and behind each round, and the ratio of a way is that to the mean of the two: so
+the drift of the machine, and of a JVM that becomes faster, hits both.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def left_out(trigger: Trigger) -> dict[str, dict[str, str]]:
 
 
 def series(trigger: Trigger, settings: TuningSettings, runs: int, watch: Watch) -> Iterator[dict[str, Any]]:
-    """A line of figures for each way and run; `ratio` is to the run with all settings in the same round."""
+    """A line of figures for each way and run; `ratio` is to the runs with all settings before and behind the round."""
     run = run_id()
     measure, figure = (_in_real_time, "p50_ms") if trigger == REAL_TIME else (_in_micro_batches, "batch_ms")
     with _session({}, trigger):
@@ -79,14 +80,18 @@ def series(trigger: Trigger, settings: TuningSettings, runs: int, watch: Watch) 
     sessions = left_out(trigger)
     watch.phase("warming up")
     measure(sessions[ALL], TuningSettings(batches=WARM_BATCHES, seconds=2.0), watch)
+    before = measure(sessions[ALL], settings, watch)
     for repeat in range(runs):
-        beside = 0.0
-        for name, given in sessions.items():
+        found = {ALL: before}
+        for name in sessions.keys() - {ALL}:
             watch.phase(f"without {name}, run {repeat + 1} of {runs}")
-            figures = measure(given, settings, watch)
-            beside = figures[figure] if name == ALL else beside
+            found[name] = measure(sessions[name], settings, watch)
+        after = measure(sessions[ALL], settings, watch)
+        beside = (before[figure] + after[figure]) / 2
+        for name, figures in found.items():
             line = {"trigger": trigger, "left_out": name, "repeat": repeat, **figures}
             yield circumstances("tuning", run) | line | {"ratio": round(figures[figure] / beside, 3)}
+        before = after
 
 
 @contextmanager
