@@ -83,7 +83,7 @@ def series(trigger: Trigger, settings: TuningSettings, runs: int, watch: Watch) 
     before = measure(sessions[ALL], settings, watch)
     for repeat in range(runs):
         found = {ALL: before}
-        for name in sessions.keys() - {ALL}:
+        for name in [name for name in sessions if name != ALL][:: -1 if repeat % 2 else 1]:
             watch.phase(f"without {name}, run {repeat + 1} of {runs}")
             found[name] = measure(sessions[name], settings, watch)
         after = measure(sessions[ALL], settings, watch)
