@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -403,6 +404,17 @@ def test_a_stopped_session(spark: SparkSession, tmp_path: Path, monkeypatch: pyt
         godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "ck")
 
 
+def test_workers_with_a_python_that_lacks_godwit(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bare" / "bin" / "python"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(DefinitionError, match=r"bare/bin/python, in which Godwit is not installed\. .*PYSPARK_PYTHON"):
+        godwit.Flock(spark, hosts=1, checkpoint=tmp_path / "ck")
+    assert not (tmp_path / "ck").exists(), "nothing was begun"
+
+
 def test_a_flock_that_cannot_begin_lets_go_of_its_port(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,8 +586,10 @@ def test_a_closed_flock(life: Life) -> None:
     life.case.add("a")
     flock = life.open()
     life.case.define()
+    assert repr(flock).endswith(": hosts host-0, host-1; operators count>"), repr(flock)
     flock.close()
     flock.close()
+    assert repr(flock).endswith(", closed>"), repr(flock)
     for use in (life.case.define, lambda: flock.state("count"), flock.status):
         with pytest.raises(DefinitionError, match=r"this flock is closed\. Open a new Flock on the same checkpoint"):
             use()

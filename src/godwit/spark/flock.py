@@ -45,6 +45,7 @@ from godwit.spark.porting.spark_state import SparkState
 from godwit.spark.results.measures import Measures
 from godwit.spark.results.status import Status
 from godwit.spark.running_flock import FlockSettings, RunningFlock
+from godwit.spark.worker_python import check_worker_python
 from godwit.state.changelog import Durability
 
 
@@ -106,6 +107,7 @@ class Flock:
         previous = check_not_in_use(path, take_over)
         taken = taken_slots(spark.sparkContext, str(path))
         check_slots(spark, hosts, taken)
+        check_worker_python(spark.sparkContext)
         if start_from is not None:
             start_from_copy(start_from, path)
         directory = FlockDirectory.open(checkpoint, hosts, groups)
@@ -155,6 +157,13 @@ class Flock:
     def _check_open(self) -> None:
         if self._closed:
             raise DefinitionError("this flock is closed", todo="Open a new Flock on the same checkpoint")
+
+    def __repr__(self) -> str:
+        directory = self._running.directory
+        if self._closed:
+            return f"<Flock in {directory.path}, closed>"
+        operators = ", ".join(self._running.operators.names()) or "none yet"
+        return f"<Flock in {directory.path}: hosts {', '.join(directory.roster())}; operators {operators}>"
 
     def __enter__(self) -> Self:
         return self

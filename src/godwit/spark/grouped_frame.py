@@ -28,6 +28,9 @@ class GroupedFrame:
         self._frame = frame
         self._keys = keys
 
+    def __repr__(self) -> str:
+        return f"GroupedFrame[grouped by {self._keys!r} on {self._flock!r}]"
+
     def transformWithState(
         self,
         statefulProcessor: StatefulProcessor,

@@ -293,13 +293,17 @@ class OperatorRegistry:
         if operator is not None and binding is not None:
             self._directory.write_operator(operator.spec, binding)
 
+    def names(self) -> list[str]:
+        """Operators that were defined since the flock was opened, and those of the checkpoint."""
+        return sorted(self._operators.keys() | set(self._directory.operators()))
+
     def known(self, name: str) -> tuple[OperatorSpec, Binding | None]:
         """An operator of this checkpoint, also if it was defined before the flock was opened."""
         recorded = self._directory.operator(str(name))
         if recorded is None:
             raise DefinitionError(
                 "no operator of this name on this flock",
-                todo=f"The operators are: {', '.join(sorted(self._operators)) or 'none yet'}",
+                todo=f"The operators are: {', '.join(self.names()) or 'none yet'}",
                 operator=name,
             )
         return recorded
