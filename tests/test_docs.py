@@ -59,6 +59,20 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    named = {page for source in sources for page in re.findall(r"\bdocs/[\w-]+\.(?:md|html)", source)}
+    assert named
+    assert {page for page in named if not (ROOT / page).exists()} == set()
+
+
+def test_every_logger_is_in_the_guide() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "src/godwit/spark").rglob("*.py"))
+    logging = (ROOT / "docs/guide.md").read_text().split("\n## Logging\n")[1].split("\n## ")[0]
+    described = set(re.findall(r"^\| `(godwit\.\w+)` \|", logging, re.MULTILINE))
+    assert described == set(re.findall(r'getLogger\("(godwit\.\w+)"\)', sources))
+
+
 def anchors(page: Path) -> list[str]:
     """The headings of a page as links name them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

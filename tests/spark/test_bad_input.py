@@ -371,6 +371,10 @@ def test_a_refused_definition_does_not_block_the_right_one(case: Case, monkeypat
     [
         ({"hosts": 0}, "hosts=0 is not allowed"),
         ({"hosts": "2"}, "hosts='2' is not allowed"),
+        ({"hosts": True}, "hosts=True is not allowed"),
+        ({"memory_max_bytes": "1g"}, "memory_max_bytes='1g' is not allowed. Give bytes from 1 up, or None"),
+        ({"memory_max_bytes": 0}, "memory_max_bytes=0 is not allowed"),
+        ({"segment_bytes_max": -1}, "segment_bytes_max=-1 is not allowed. Give bytes from 1 up"),
         ({"groups": 0}, "groups=0 is not allowed"),
         ({"durability": "hope"}, "durability='hope' is not allowed. Give 'process' or 'disk'"),
         ({"on_gap": "jump"}, "on_gap='jump' is not allowed"),

@@ -99,7 +99,8 @@ class Flock:
         silent_s: float | None = 1.0,
         take_over: bool = False,
     ) -> None:
-        FlockArguments(hosts, durability, groups, recovery, backup, take_over, wait_s, on_gap, token).check()
+        sizes = (memory_max_bytes, segment_bytes_max)
+        FlockArguments(hosts, durability, groups, recovery, backup, take_over, wait_s, on_gap, token, *sizes).check()
         disk_paths = checked_disks(disks)
         check_silence(silent_s)
         check_session(spark)

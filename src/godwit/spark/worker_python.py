@@ -21,8 +21,8 @@ from godwit.errors import DefinitionError
 START_TIMEOUT_S = 30.0
 _ASK = "import godwit.errors"  # which a mere folder named godwit in the working directory does not have
 _TODO = (
-    'Before the session is made, run: import os, sys; os.environ["PYSPARK_PYTHON"] = sys.executable. '
-    "Or activate the environment in which Godwit is installed, and start the program again"
+    'Before the session is made, run: import os, sys; os.environ["PYSPARK_PYTHON"] = sys.executable (godwit.tune does that, '
+    "too). Or start the program in an activated environment"
 )
 
 

@@ -15,7 +15,7 @@ from godwit.state.mounts import Mount, mount_of
 from godwit.state.probing import probe
 from godwit.transport.addresses import is_loopback
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger("godwit.hosts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ def choose_storage(given: Durability | None, bind: str, checkpoint: Path, disks:
     if given is None:
         return Storage(mount, "process" if local and not mount.network else "disk")
     if given == "process" and not local:
-        _logger.warning(
+        _log.warning(
             "durability='process' with hosts on other machines (bind=%s): if a machine fails, changes of a batch that Spark"
             " has committed may be lost; leave durability out, or give 'disk'",
             bind,
         )
     if given == "process" and mount.network:
-        _logger.warning(
+        _log.warning(
             "durability='process' on %s, a network file system: hosts sync as with 'disk', because other machines"
             " do not see data that is not synced",
             mount.file_system,

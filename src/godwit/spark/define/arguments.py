@@ -30,6 +30,8 @@ class FlockArguments:
     wait_s: Any
     on_gap: Any
     token: Any
+    memory_max_bytes: Any
+    segment_bytes_max: Any
 
     def check(self) -> None:
         for name, value, good, allowed in (
@@ -40,6 +42,8 @@ class FlockArguments:
             ("backup", self.backup, isinstance(self.backup, bool), "True or False"),
             ("take_over", self.take_over, isinstance(self.take_over, bool), "True or False"),
             ("wait_s", self.wait_s, _is_duration(self.wait_s), "seconds above 0"),
+            ("memory_max_bytes", self.memory_max_bytes, _is_limit(self.memory_max_bytes), "bytes from 1 up, or None"),
+            ("segment_bytes_max", self.segment_bytes_max, _is_count(self.segment_bytes_max), "bytes from 1 up"),
             ("on_gap", self.on_gap, self.on_gap in ("error", "accept"), "'error' or 'accept'"),
         ):
             if not good:
@@ -52,7 +56,11 @@ class FlockArguments:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_limit(value: Any) -> bool:
+    return value is None or _is_count(value)
 
 
 def _is_duration(value: Any) -> bool:

@@ -76,8 +76,8 @@ IN_REAL_TIME: Final = (
 def tune(builder: SparkSession.Builder, *, real_time: bool = False) -> SparkSession.Builder:
     """Set what is worth setting for a flock, before the session is made; returns the builder.
 
-    real_time: for queries with the real-time trigger. The settings and their reasons are in `godwit.tuning`, in
-    docs/tuning.md, and, at level INFO, in the log of `godwit.tune`. A setting that comes after this call replaces a tuned one.
+    real_time: for queries with the real-time trigger. `godwit.tuning()` has the settings and their reasons, as has the log of
+    `godwit.tune` at level INFO. A setting that comes after this call replaces a tuned one.
     Spark's Python workers run the interpreter of this program, unless PYSPARK_PYTHON names another one.
 
     Where a session runs already that was started without these settings, this raises a `DefinitionError` for real time, in
