@@ -42,4 +42,4 @@ def main(spark: SparkSession, directory: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        main(SparkSession.builder.master("local[4]").getOrCreate(), scratch)
+        main(godwit.tune(SparkSession.builder.master("local[4]")).getOrCreate(), scratch)

@@ -97,10 +97,12 @@ def test_the_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
     example = snippets("README.md")[0].replace("/tmp/godwit", str(tmp_path))
     three_batches = "while (query.lastProgress or {'batchId': 0})['batchId'] < 3: query.awaitTermination(0.2)"
     example = example.replace("query.awaitTermination(15)", three_batches)
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    unset = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")  # as in an environment that was not activated
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
     command = [sys.executable, "-c", example]
     shown = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
+    assert "[Stage" not in shown.stderr, "no progress bar of hosts, which do not end"
     assert "Batch: 1" in shown.stdout
     assert set(re.findall(r"(C\d)\|host-\d\|", shown.stdout)) == {"C0", "C1", "C2", "C3", "C4"}
 

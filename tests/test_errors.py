@@ -67,6 +67,11 @@ def content(error: GodwitError) -> tuple[object, ...]:
     return type(error), error.message, error.todo, error.fields, str(error)
 
 
+def test_a_notebook_shows_all_of_an_error() -> None:
+    error = errors.NullKey("a key is null", todo="Drop such rows", operator="speed")
+    assert repr(error) == "<NullKey: [GODWIT-NULL-KEY] a key is null (operator=speed). Drop such rows>"
+
+
 def test_codes_are_those_published() -> None:
     assert {leaf.code: leaf.__name__ for leaf in LEAVES} == PUBLISHED
 

@@ -77,6 +77,10 @@ class GodwitError(Exception):
             text += f". {self.todo}"
         return f"{text}\nRaised in the processor:\n{self.fields[TRACE]}" if TRACE in self.fields else text
 
+    def __repr__(self) -> str:
+        """For notebooks, which show the value of a cell: the same text, after the class."""
+        return f"<{type(self).__name__}: {self}>"
+
     def at(self, **fields: Any) -> Self:
         """Add fields that an outer layer knows (operator, key, lane, batch). A field that is set already stays."""
         self.fields = {name: value for name, value in fields.items() if value is not None} | self.fields

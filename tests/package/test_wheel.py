@@ -46,8 +46,6 @@ def test_the_readme_example_runs_in_an_empty_environment(tmp_path: Path) -> None
     run(python, "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
     example = snippets("README.md")[0].replace("/tmp/godwit", str(tmp_path / "state"))
     (tmp_path / "example.py").write_text(example)
-    shown = run(
-        python, "example.py", cwd=tmp_path, PYSPARK_PYTHON=str(python), JAVA_HOME=os.environ.get("JAVA_HOME", "")
-    )
+    shown = run(python, "example.py", cwd=tmp_path, JAVA_HOME=os.environ.get("JAVA_HOME", ""))
     assert "Batch: 1" in shown
     assert run(python.with_name("godwit"), "--help", cwd=tmp_path)

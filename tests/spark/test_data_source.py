@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import godwit
@@ -125,8 +125,25 @@ def test_without_an_operator_it_shows_what_the_checkpoint_contains(spark: SparkS
 )
 def test_wrong_options_are_named(spark: SparkSession, checkpoint: Path, options: dict[str, str], said: str) -> None:
     given = {name: value.format(checkpoint=checkpoint) for name, value in options.items()}
-    with pytest.raises(AnalysisException, match=said):
+    with pytest.raises(AnalysisException, match=said) as caught:
         spark.read.format("godwit").options(**given).load().collect()
+    assert "Traceback" not in str(caught.value)
+
+
+def test_the_source_cannot_be_streamed_or_written_and_says_so(spark: SparkSession, checkpoint: Path) -> None:
+    def stream() -> None:
+        frame = spark.readStream.format("godwit").options(operator="kept").load(str(checkpoint))
+        frame.writeStream.format("noop").start().awaitTermination()
+
+    def write() -> None:
+        spark.range(1).write.format("godwit").mode("append").save(str(checkpoint))
+
+    for use in (stream, write):
+        with pytest.raises(
+            (AnalysisException, StreamingQueryException), match="it can only be read, as of a batch"
+        ) as caught:
+            use()
+        assert "Traceback" not in str(caught.value)
 
 
 def test_a_batch_whose_state_is_no_longer_there_is_refused(spark: SparkSession, checkpoint: Path) -> None:

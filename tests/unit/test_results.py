@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
@@ -12,8 +12,9 @@ from godwit.control import migration_report
 from godwit.control.migration_report import MoveProgress
 from godwit.control.moves import Move
 from godwit.model.units import Unit, Units
-from godwit.spark.results.measures import HotKeyShare, InstanceMeasures, Measures
+from godwit.spark.results.measures import HotKeyShare, InstanceMeasures, Measures, MeasuresByOperator
 from godwit.spark.results.migration_summary import summary_of
+from godwit.spark.results.shown_events import Events
 from godwit.spark.results.status import HostStatus, OperatorStatus, Status
 
 
@@ -81,6 +82,27 @@ def test_measures_are_read_at_a_glance() -> None:
         "hot key  host    share",
         "C1       host-0  0.4",
     ]
+
+
+def test_measures_of_several_operators_and_events_print_as_lines() -> None:
+    names = [field.name for field in fields(Measures) if field.name not in ("hot_keys", "limiting_key", "hosts")]
+    one = Measures(**dict.fromkeys(names, 0.5), hot_keys=(), limiting_key=None, hosts={})
+    lines = repr(MeasuresByOperator(speed=one, count=one)).splitlines()
+    assert [line for line in lines if line.startswith("operator")] == ["operator speed", "operator count"]
+    assert repr(MeasuresByOperator()) == "no operators yet"
+    events = Events(
+        [
+            {"at": "T1", "event": "defined", "operator": "speed", "hosts": ["host-0"]},
+            {"at": "T2", "event": "moved", "migration": "m1", "operator": "speed", "groups": "1-9", "keys": ["k"] * 99},
+        ]
+    )
+    assert repr(events[:1]) != repr(events)
+    lines = repr(events).splitlines()
+    assert lines[0].split() == ["at", "event", "migration", "operator", "details"]
+    assert lines[1].split() == ["T1", "defined", "speed", "hosts=['host-0']"]
+    assert lines[2].split()[:5] == ["T2", "moved", "m1", "speed", "groups=1-9,"]
+    assert lines[2].endswith("...")
+    assert repr(Events()) == "no events yet"
 
 
 def test_a_summary_is_read_at_a_glance() -> None:

@@ -42,7 +42,8 @@ from godwit.spark.hosts.flock_status import StatusSource, flock_status
 from godwit.spark.hosts.routing_view import RoutingView
 from godwit.spark.hosts.task_slots import taken_slots
 from godwit.spark.porting.spark_state import SparkState
-from godwit.spark.results.measures import Measures
+from godwit.spark.results.measures import MeasuresByOperator
+from godwit.spark.results.shown_events import Events
 from godwit.spark.results.status import Status
 from godwit.spark.running_flock import FlockSettings, RunningFlock
 from godwit.spark.worker_python import check_worker_python
@@ -302,7 +303,7 @@ class Flock:
         """
         return self._running.controller.last_task_error()
 
-    def measures(self) -> dict[str, Measures]:
+    def measures(self) -> MeasuresByOperator:
         """Recent measures of the hosts, per operator: useful time, true rate, waits, hot keys, and the key that limits it."""
         self._check_open()
         return self._running.measures.by_operator()
@@ -402,11 +403,11 @@ class Flock:
         self._known_stream(operator)
         return self._running.tables.view(operator)
 
-    def history(self, operator: str | None = None) -> list[dict[str, Any]]:
+    def history(self, operator: str | None = None) -> Events:
         """The recorded events of this flock, or those of one operator, oldest first. The checkpoint keeps them."""
         if operator is not None:
             self._running.operators.known(operator)
-        return self._running.history.lines(operator)
+        return Events(self._running.history.lines(operator))
 
     def _known_stream(self, operator: str) -> OperatorSpec:
         self._check_open()

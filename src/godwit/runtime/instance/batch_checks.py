@@ -29,7 +29,8 @@ class BatchChecks:
                     f"this state belongs to query {progress.query}, not to query {request.query}: Spark's checkpoint is "
                     "missing or another one",
                     todo="Start the query with the checkpointLocation it had, or use a fresh checkpoint directory for both. If "
-                    "it had none, define the operator again: its state ended with the query",
+                    "it had none, define the operator again: its state ended with the query. For a second query beside the "
+                    "first, define an operator with another name",
                     **where,
                 )
             case Verdict.STALE_RUN:

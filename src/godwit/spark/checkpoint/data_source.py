@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from godwit.spark.checkpoint.one_variable import KEY, OneVariable
 from godwit.spark.checkpoint.run_admission import LAST, Binding
 from godwit.spark.checkpoint.shown_state import shown_columns, shown_rows, shown_schema
 from godwit.spark.checkpoint.state_view import groups_by_host, known_operator
+from godwit.spark.task_errors import plain_errors
 from godwit.state.keys import KeyCodec
 
 OPTIONS: Final = (
@@ -57,6 +58,7 @@ class StateSource(DataSource):
     def name(cls) -> str:
         return "godwit"
 
+    @plain_errors()
     def schema(self) -> StructType | str:
         directory, operator = self._opened()
         if operator is None:
@@ -65,7 +67,25 @@ class StateSource(DataSource):
         one = self._one_variable(directory, spec)
         return from_arrow_schema(shown_schema(spec) if one is None else one.schema(), prefer_timestamp_ntz=True)
 
+    def streamReader(self, schema: StructType) -> NoReturn:
+        with plain_errors():
+            raise _only_a_batch("as a stream")
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        with plain_errors():
+            raise _only_a_batch("to write to")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        with plain_errors():
+            raise _only_a_batch("to write to")
+
     def reader(self, schema: StructType) -> DataSourceReader:
+        # Spark refuses a reader that takes filters while filters are not pushed down, so it gets one that takes none.
+        pushed = sys._getframe(1).f_globals["__name__"] == PUSHDOWN_WORKER
+        with plain_errors():
+            return self._reader(pushed)
+
+    def _reader(self, pushed: bool) -> DataSourceReader:
         directory, operator = self._opened()
         if operator is None:
             return OperatorsReader(str(directory.path))
@@ -76,8 +96,6 @@ class StateSource(DataSource):
         rows_of, shape = (shown_rows, every) if one is None else (one.rows, one.as_spark)
         asked = "committedbatch" in self.options
         reader = LogReader(spec, str(directory.path), parts, committed, rows_of=rows_of, asked=asked)
-        # Spark refuses a reader that takes filters while filters are not pushed down, so it gets one that takes none.
-        pushed = sys._getframe(1).f_globals["__name__"] == PUSHDOWN_WORKER
         above = () if one is None else (KEY,)
         return FilteredStateReader(reader, shape, above) if pushed else StateSourceReader(reader, shape)
 
@@ -127,6 +145,13 @@ class StateSource(DataSource):
             )
         path = Path(location.path)
         return LAST if binding.temporary and not path.exists() else newest_commit(path)
+
+
+def _only_a_batch(how: str) -> DefinitionError:
+    return DefinitionError(
+        f"the state of a checkpoint cannot be used {how}: it can only be read, as of a batch",
+        todo='Use spark.read.format("godwit"), again and again to see changes',
+    )
 
 
 def _spelled(option: str) -> str:
@@ -190,7 +215,8 @@ class StateSourceReader(DataSourceReader):
         return [HostPartition(at) for at, (_, groups) in enumerate(self._reader.parts) if groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from map(self._shape, self._reader.read(partition.value))
+        with plain_errors():
+            yield from map(self._shape, self._reader.read(partition.value))
 
 
 class FilteredStateReader(StateSourceReader):

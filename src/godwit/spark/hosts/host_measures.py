@@ -11,7 +11,7 @@ from godwit.control.offered_rate import offered
 from godwit.errors import GodwitError
 from godwit.runtime.messages import GetStatus
 from godwit.spark.hosts.flock_parts import FlockParts
-from godwit.spark.results.measures import HotKeyShare, InstanceMeasures, LimitingKey, Measures
+from godwit.spark.results.measures import HotKeyShare, InstanceMeasures, LimitingKey, Measures, MeasuresByOperator
 
 Reports = dict[str, dict[str, Any]]  # the status reports of the instances of an operator, by host
 
@@ -38,11 +38,11 @@ class HostMeasures:
     def _owning(self) -> tuple[str, ...]:
         return tuple(host for host in self._members.hosts() if self._tables.owned(host))
 
-    def by_operator(self) -> dict[str, Measures]:
+    def by_operator(self) -> MeasuresByOperator:
         """For people: the metrics of each operator, and the figures of each of its instances."""
         reports = self._reports()
         owning = self._owning()
-        return {name: self._shown(name, instances, owning) for name, instances in reports.items()}
+        return MeasuresByOperator((name, self._shown(name, instances, owning)) for name, instances in reports.items())
 
     def _reports(self) -> dict[str, Reports]:
         """By operator and host; a host that is down is left out."""

@@ -83,7 +83,8 @@ def parse_ddl(text: str) -> sql.StructType:
             return cast(sql.StructType, sql.StructType.fromDDL(text))
         except PySparkException as error:
             raise DefinitionError(
-                f"the schema {text!r} cannot be read: {error}", todo="Write it as 'name type, name type'"
+                f"the schema {text!r} cannot be read: {str(error).strip().splitlines()[0]}",
+                todo="Write it as 'name type, name type'",
             ) from error
     raise DefinitionError(
         f"the schema {text!r} cannot be read", todo="Write it as 'name type, name type', or give a StructType"

@@ -306,5 +306,5 @@ def _declared(field: Field) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())  # a DataFrame has many lines, and the error begins with a single one
     return f"{type(value).__name__} {text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + '...'}"

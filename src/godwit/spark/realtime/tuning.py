@@ -47,6 +47,11 @@ ALWAYS: Final = (
         "true",
         "no TCP between the JVM and its Python workers, which holds a small message back until the one before is acknowledged",
     ),
+    Tuned(
+        "spark.ui.showConsoleProgress",
+        "false",
+        "hosts are jobs that do not end, and a progress bar would show them for as long as the flock is open",
+    ),
 )
 IN_REAL_TIME: Final = (
     Tuned(REAL_TIME, "true", "operators hand rows on as they come, unless their definition says otherwise"),

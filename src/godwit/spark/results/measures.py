@@ -70,5 +70,12 @@ class Measures(ResultRecord):
         return "\n".join(lines)
 
 
+class MeasuresByOperator(dict[str, Measures]):
+    """The measures of all operators, by name, with a text that can be read."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(f"operator {name}\n{measures!r}" for name, measures in self.items()) or "no operators yet"
+
+
 def _recent(host: InstanceMeasures) -> tuple[float | None, ...]:
     return tuple(host.last_5_s.get(name) for name in ("useful", "rows_per_s", "wait_ms"))
