@@ -4,7 +4,6 @@ The public names are loaded when they are first used: a host that has just been 
 its first half second on modules that only the driver needs.
 """
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +49,6 @@ __all__ = [
     "tuning",
     "windows",
 ]
-
-# The application decides where messages go; without this, Python would write warnings to stderr.
-logging.getLogger("godwit").addHandler(logging.NullHandler())
 
 _HOMES = {
     "Flock": "godwit.spark.flock",

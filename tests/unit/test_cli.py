@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import godwit
 from godwit.cli import main
 from godwit.migration import PROTOCOLS
 from godwit.migration.origin import drawn
@@ -27,6 +28,10 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = answer(capsys, "--help")
     assert code == 0
     assert all(f"\n    {word}" in out for word in ("demo", "protocols", "history"))
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "--version")[:2] == (0, f"godwit {godwit.__version__}\n")
 
 
 @pytest.mark.parametrize(

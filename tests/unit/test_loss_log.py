@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 
 import pytest
 
-import godwit  # noqa: F401 attaches the handler
-from godwit.spark.change.loss_log import LossLog
+from godwit.errors import HostUnavailable, ProcessorFailed
+from godwit.spark.change.loss_log import LossLog, TaskErrorLog
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
@@ -35,6 +37,45 @@ def test_a_host_whose_keys_others_own_is_not_said_to_be_back(caplog: pytest.LogC
     assert [line.split(": ")[-1] for line in lines(caplog)][1:] == ["the other hosts have taken over its keys"]
 
 
-def test_nothing_is_written_unless_the_application_asks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("godwit").handlers)
-    assert logging.getLogger("godwit").level == logging.NOTSET
+def test_the_tasks_of_a_batch_that_fail_together_are_one_error(caplog: pytest.LogCaptureFixture) -> None:
+    log = TaskErrorLog()
+    for key in ("a", "b", "c"):
+        log.failed(ProcessorFailed("no such car", operator="speed", batch=3, key=key))
+    log.failed(ProcessorFailed("no such car", operator="count", batch=3))
+    log.failed(HostUnavailable("host-0 is down", operator="count", batch=3))
+    assert [line.split("] ")[1].split(",")[0] for line in lines(caplog)] == [
+        "no such car (operator=speed",
+        "no such car (operator=count",
+        "host-0 is down (operator=count",
+    ]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "WARNING"]
+
+
+PROGRAM = """
+import sys
+import godwit
+from godwit.spark.change.loss_log import LossLog
+log = LossLog("/data/ck")
+if len(sys.argv) > 1:
+    import logging
+    logging.basicConfig(level=sys.argv[1], format="configured %(name)s %(message)s")
+log.registered("host-1", 1)
+log.lost("host-0", "its task ended")
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "written"),
+    [
+        ((), ["host-0 of the flock in /data/ck is lost: its task ended. Rows of its keys wait"]),
+        (("ERROR",), []),
+        (
+            ("WARNING",),
+            ["configured godwit.hosts host-0 of the flock in /data/ck is lost: its task ended. Rows of its keys wait"],
+        ),
+    ],
+)
+def test_a_program_that_configures_no_logging_sees_warnings_only(level: tuple[str, ...], written: list[str]) -> None:
+    shown = subprocess.run([sys.executable, "-c", PROGRAM, *level], capture_output=True, text=True, check=True)
+    assert shown.stderr.splitlines() == written
+    assert not shown.stdout

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NoReturn
 
+from godwit import __version__
 from godwit.errors import DefinitionError, GodwitError
 
 ABOUT = "Live, exactly-once keyed state for PySpark Structured Streaming."
@@ -28,6 +29,7 @@ def parser() -> Parser:
     from godwit.cli import inspect_commands
 
     root = Parser(prog="godwit", description=ABOUT, allow_abbrev=False)
+    root.add_argument("--version", action="version", version=f"godwit {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     demo = commands.add_parser(
         "demo", help="a running query that is scaled, moved, drained and hit, checked for exactness"

@@ -21,7 +21,7 @@ from godwit.runtime.liveness.leases import check_owner, write_owner
 from godwit.runtime.liveness.presence import Presence
 from godwit.runtime.messages import Admit
 from godwit.spark.change.flock_copy import FlockCopier
-from godwit.spark.change.loss_log import LossLog, log_task_error
+from godwit.spark.change.loss_log import LossLog, TaskErrorLog
 from godwit.spark.change.lost_hosts import LostHostHandler, RecoveryMode
 from godwit.spark.change.request_queue import RequestQueue
 from godwit.spark.change.run_moves import MoveRunner
@@ -108,7 +108,7 @@ class RunningFlock:
                 registered=self._loss_log.registered,
                 restored=self._restored,
                 slot_taken=self._slots.waits,
-                task_failed=log_task_error,
+                task_failed=TaskErrorLog().failed,
             ),
             driver,
         )

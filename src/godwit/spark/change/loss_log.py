@@ -15,6 +15,7 @@ from godwit.errors import GodwitError, Retryable
 
 _log = logging.getLogger("godwit.hosts")
 _task_log = logging.getLogger("godwit.tasks")
+TOGETHER_S = 10.0  # the tasks of a batch that fail for the same reason do so within this time
 
 
 class LossLog:
@@ -54,6 +55,23 @@ class LossLog:
         return None if lost_at_s is None else time.monotonic() - lost_at_s
 
 
-def log_task_error(error: GodwitError) -> None:
-    """A task that Spark may run again with success is a WARNING."""
-    _task_log.log(logging.WARNING if isinstance(error, Retryable) else logging.ERROR, "%s", error)
+class TaskErrorLog:
+    """The tasks of a batch mostly fail together, each with the same error: it is told once, and at level DEBUG after that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: tuple[object, ...] = ()
+        self._at_s = 0.0
+
+    def failed(self, error: GodwitError) -> None:
+        """A task has failed. One that Spark may run again with success is a WARNING."""
+        level = logging.WARNING if isinstance(error, Retryable) else logging.ERROR
+        _task_log.log(logging.DEBUG if self._repeats(error) else level, "%s", error)
+
+    def _repeats(self, error: GodwitError) -> bool:
+        told = (error.code, error.fields.get("operator"), error.fields.get("batch"))
+        with self._lock:
+            now_s = time.monotonic()
+            repeats = told == self._newest and now_s - self._at_s < TOGETHER_S
+            self._newest, self._at_s = told, self._at_s if repeats else now_s
+        return repeats
