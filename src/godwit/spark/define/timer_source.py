@@ -28,7 +28,10 @@ FORMAT: Final = TIMER_FORMAT
 
 
 def register(spark: SparkSession) -> None:
-    spark.dataSource.register(TimerSource)
+    """Once for each session: Spark warns of a source that takes the place of another one."""
+    session: Any = spark._jsparkSession
+    if not session.sessionState().dataSourceManager().dataSourceExists(FORMAT):
+        spark.dataSource.register(TimerSource)
 
 
 def ticks(spark: SparkSession, route: Route) -> DataFrame:
