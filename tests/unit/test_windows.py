@@ -301,6 +301,7 @@ def test_the_output_schema_is_inferred_from_the_input() -> None:
         (lambda: CountTumbling(2, {"m": ("median", "speed")}), "unknown function 'median'"),
         (lambda: CountTumbling(2, {"m": ("avg",)}), "avg takes one column"),
         (lambda: CountTumbling(2, {"m": ("avg", "speed", "name")}), "avg takes one column"),
+        (lambda: CountTumbling(2, ["avg"]), "does not name the columns of the output"),  # type: ignore[arg-type]
         (lambda: CountTumbling(2, {}), "at least one aggregate"),
         (lambda: CountTumbling(0, N), "size 0"),
         (lambda: CountTumbling(2.5, N), "size 2.5"),  # type: ignore[arg-type]

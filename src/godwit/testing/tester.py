@@ -7,7 +7,7 @@ live can be tested without waiting.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -69,6 +69,7 @@ class Tester:
         options |= {"delay_ms": delay_ms, "now_ms": now_ms}
         self._another: Callable[[], Tester] = lambda: Tester(copy.copy(as_given), schema, keys, output, **options)
         names = (keys,) if isinstance(keys, str) else tuple(keys)
+        self._check_columns(names, "keys=")
         key_schema = pa.schema([self._schema.field(name) for name in names])
         adapter: RowAdapter | PandasAdapter | NativeAdapter
         self._merge: Merge = ()
@@ -137,7 +138,17 @@ class Tester:
         finally:
             tester.close()
 
+    def _check_columns(self, names: Iterable[str], where: str) -> None:
+        unknown = [name for name in names if name not in self._schema.names]
+        if unknown:
+            raise DefinitionError(
+                f"{where} names {unknown[0]!r}, which is not in the schema of the input rows",
+                todo=f"The columns of the input are {', '.join(self._schema.names)}",
+            )
+
     def _table(self, rows: Sequence[Record]) -> pa.RecordBatch:
+        for row in rows:
+            self._check_columns(row, "a row")
         return pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=self._schema)
 
     def _run(self, chunks: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:

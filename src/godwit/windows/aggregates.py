@@ -30,6 +30,11 @@ MERGED: Final = ("sum", "min", "max")
 
 def parse_aggregates(aggregates: Mapping[str, AggregateSpec]) -> dict[str, tuple[str, str | None]]:
     """Function and column of each alias, checked as far as possible without the input."""
+    if not isinstance(aggregates, Mapping):
+        raise DefinitionError(
+            f"aggregates={aggregates!r:.80} does not name the columns of the output",
+            todo='Give a dict of names and aggregates, such as {"mean": ("avg", "speed"), "n": ("count",)}',
+        )
     if not aggregates:
         raise DefinitionError("a window needs at least one aggregate", todo='Give e.g. {"n": ("count",)}')
     parsed: dict[str, tuple[str, str | None]] = {}
@@ -41,7 +46,10 @@ def parse_aggregates(aggregates: Mapping[str, AggregateSpec]) -> dict[str, tuple
                 todo=f"There are {', '.join(FUNCTIONS)}",
             )
         if len(columns) > 1 or (not columns and function != "count"):
-            raise DefinitionError(f"aggregate {alias!r}: {function} takes one column, not {len(columns)}")
+            raise DefinitionError(
+                f"aggregate {alias!r}: {function} takes one column, not {len(columns)}",
+                todo=f'Give e.g. {{"{alias}": ("{function}", "column of the input")}}',
+            )
         parsed[alias] = function, columns[0] if columns else None
     return parsed
 
