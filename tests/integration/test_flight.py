@@ -16,10 +16,9 @@ import pyarrow.flight as flight
 import pytest
 
 from godwit.errors import Bug, HostUnavailable, MalformedRequest, NullKey, WrongToken, from_json
-from godwit.transport import typed, wire
+from godwit.transport import streams, typed, wire
 from godwit.transport.addresses import ServiceAddress
 from godwit.transport.flight import GONE, Client, Service
-from godwit.transport.streams import HELLO, HELLO_BYTES_MAX, ClientStream
 
 TOKEN = "the-right-one"
 SCHEMA = pa.schema({"n": pa.int64()})
@@ -97,8 +96,8 @@ def acted(plain: flight.FlightClient, action: str, body: bytes) -> dict[str, Any
     return wire.unpack(result.body.to_pybytes())
 
 
-def stream_of(service: Service, header: bytes, token: str = TOKEN) -> ClientStream:
-    return ClientStream(ServiceAddress.of(f"127.0.0.1:{service.ports}").streams, token, header, 5.0)
+def stream_of(service: Service, header: bytes, token: str = TOKEN) -> streams.ClientStream:
+    return streams.ClientStream(ServiceAddress.of(f"127.0.0.1:{service.ports}").streams, token, header, 5.0)
 
 
 def exchanged(service: Service, header: bytes) -> Any:
@@ -169,9 +168,64 @@ def test_a_stranger_who_does_not_speak_as_we_do_is_hung_up_on(service: Service, 
 
 def test_a_stranger_cannot_have_much_read(service: Service) -> None:
     with socket.create_connection(ServiceAddress.of(f"127.0.0.1:{service.ports}").streams, 5.0) as stranger:
-        stranger.sendall(struct.pack("<BxxxIQ", HELLO, HELLO_BYTES_MAX, 1) + b"x" * 1_000)
+        stranger.sendall(struct.pack("<BxxxIQ", streams.HELLO, streams.HELLO_BYTES_MAX, 1) + b"x" * 1_000)
         with suppress(ConnectionResetError):
             assert stranger.recv(1_000) == b""
+
+
+def arrived_at_once(*frames: list[Any]) -> streams.ServerStream:
+    """A server's end at which all of this has arrived before the server reads."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        ours.sendall(b"".join(bytes(part) for parts in frames for part in parts))
+    return streams.ServerStream(theirs)
+
+
+def greeting(header: bytes = b"header") -> list[Any]:
+    return streams.frame(streams.HELLO, json.dumps({"token": TOKEN}).encode(), header)
+
+
+def test_a_schema_of_many_columns_may_arrive_together_with_the_token() -> None:
+    wide = pa.schema([pa.field(f"a column with a long name, number {at}", pa.int64()) for at in range(1_000)])
+    assert wide.serialize().size > streams.HELLO_BYTES_MAX
+    stream = arrived_at_once(greeting(), streams.frame(streams.SCHEMA, b"", wide.serialize()))
+    assert stream.hello(TOKEN) == b"header"
+    stream.close()
+
+
+def test_many_rows_may_arrive_together_with_the_token() -> None:
+    """As when the rows of initial state are sent again on a new connection: nothing is waited for before."""
+    rows = pa.record_batch([pa.array(range(10_000))], schema=SCHEMA)
+    begun = streams.frame(streams.SCHEMA, b"", SCHEMA.serialize())
+    stream = arrived_at_once(
+        greeting(), begun, streams.frame(streams.MESSAGE, b"a", rows.serialize()), streams.frame(streams.MESSAGE, b"b")
+    )
+    assert stream.hello(TOKEN) == b"header"
+    first, second = stream.read_chunk(), stream.read_chunk()
+    assert (first.data, first.app_metadata, second.data, second.app_metadata) == (rows, b"a", None, b"b")
+    with pytest.raises(StopIteration):
+        stream.read_chunk()
+    stream.close()
+
+
+def test_writing_ends_as_a_broken_stream_if_another_thread_has_closed_it_meanwhile() -> None:
+    """The writer has filled the connection and is about to wait; at this moment the reader hears that the server is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stream = streams.ClientStream(listening.getsockname(), TOKEN, b"", 5.0)
+        stream.begin(SCHEMA)
+        reader = threading.Thread(target=stream.close)
+
+        def then_wait(write: Any = stream._wait_to_write) -> None:
+            listening.accept()[0].close()
+            reader.start()
+            reader.join()
+            write()
+
+        stream._wait_to_write = then_wait  # type: ignore[method-assign]
+        rows = pa.record_batch([pa.array(range(4_000_000))], schema=SCHEMA)
+        with pytest.raises(flight.FlightUnavailableError, match="broke"):
+            stream.write_with_metadata(rows, b"")
 
 
 def test_another_scheme_of_authorization_is_refused(plain: flight.FlightClient) -> None:
@@ -313,7 +367,7 @@ def test_writing_to_a_machine_that_has_vanished_ends_when_it_is_cancelled(servic
     ours = ServiceAddress.of(f"127.0.0.1:{service.ports}")
     between = Wire(ours.streams_port)
     there = ServiceAddress.of(between.address)
-    stream = ClientStream((there.machine, there.requests_port), TOKEN, wire.pack("exchange", lane="0"), 5.0)
+    stream = streams.ClientStream((there.machine, there.requests_port), TOKEN, wire.pack("exchange", lane="0"), 5.0)
     stream.begin(SCHEMA)
     batch = pa.record_batch([pa.array(range(100_000))], schema=SCHEMA)
     failed = threading.Event()

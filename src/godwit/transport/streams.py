@@ -78,13 +78,19 @@ class Frames:
         self._metadata = b""
 
     def next(self, bytes_max: int | None = None) -> Frame:
-        """Wait for a frame. EOFError if the connection has ended."""
+        """Wait for a frame of at most so many bytes; frames behind it may be larger. EOFError if the connection has ended."""
         while not self._arrived:
-            self.receive(0, bytes_max)
+            if not self._take(bytes_max):
+                self._receive(0)
         return self._arrived.popleft()
 
-    def receive(self, flags: int, bytes_max: int | None = None) -> None:
-        """Take what has arrived; without flags, wait until something has."""
+    def receive(self) -> None:
+        """Take what has arrived, without waiting."""
+        self._receive(socket.MSG_DONTWAIT)
+        while self._take(None):
+            pass
+
+    def _receive(self, flags: int) -> None:
         if self._large is not None:
             count = self._connection.recv_into(self._large[self._large_size :], 0, flags)
             self._large_size += count
@@ -94,11 +100,9 @@ class Frames:
             self._bytes += some
         if not count:
             raise EOFError("the connection has ended")
-        while self._take(bytes_max):
-            pass
 
     def _take(self, bytes_max: int | None) -> bool:
-        """Whether a whole frame was there."""
+        """Whether something was there to be taken: a whole frame, or the beginning of a large one."""
         if self._large is not None:
             if self._large_size < len(self._large):
                 return False
@@ -282,17 +286,20 @@ class ClientStream(Writer):
 
     def _wait_to_write(self) -> None:
         """Until the server has read. It may wait for this client to read what it has written."""
+        number = self._connection.fileno()
+        if number < 0:
+            raise EOFError("the thread that reads has closed the connection")
         poll = select.poll()
-        poll.register(self._connection, select.POLLOUT | select.POLLIN)
+        poll.register(number, select.POLLOUT | select.POLLIN)
         for _, events in poll.poll():
             if events & (select.POLLIN | select.POLLHUP | select.POLLERR) and self._reading.acquire(blocking=False):
                 try:
                     with suppress(BlockingIOError):
-                        self._frames.receive(socket.MSG_DONTWAIT)
+                        self._frames.receive()
                 finally:
                     self._reading.release()
             elif not events & select.POLLOUT:
-                poll.modify(self._connection, select.POLLOUT)
+                poll.modify(number, select.POLLOUT)
                 poll.poll()
 
     def _refused(self, error: BaseException) -> Exception:
