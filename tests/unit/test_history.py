@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from godwit.control.table_from_hosts import changed, first_table, rebuilt, settled
-from godwit.errors import CheckpointCorrupt
+from godwit.errors import CheckpointCorrupt, HostUnavailable
 from godwit.model.ownership import Incoming, Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
@@ -102,6 +104,32 @@ def test_timers_of_hosts_that_joined_since_are_asked_for_too(tmp_path: Path) -> 
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     reader.stop()
     service.stop(2.0)
+
+
+def test_timers_of_a_host_that_is_about_to_be_back_are_waited_for(tmp_path: Path) -> None:
+    """Before: the batch began without them, and they fired a batch later where no rows came."""
+    FlockDirectory.open(tmp_path, 1, 8)
+    directory = host_directory(str(tmp_path), "host-0")
+    asked = threading.Event()
+
+    def away(_: CheckTimers) -> TimersDue:
+        asked.set()
+        raise HostUnavailable("the host is about to end")
+
+    before = Service("127.0.0.1", "token", typed.actions({CheckTimers: away}))
+    after = Service("127.0.0.1", "token", typed.actions({CheckTimers: lambda _: TimersDue(True)}))
+    directory.mkdir(parents=True)
+    write_lease(directory, Lease(1, f"127.0.0.1:{before.ports}", 1))
+    given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0", "token": "token", "rows": "1"}
+    reader = TimerReader(given)
+    with ThreadPoolExecutor() as pool:
+        offset = pool.submit(reader.latestOffset, reader.initialOffset(), ReadAllAvailable())
+        assert asked.wait(10)
+        write_lease(directory, Lease(2, f"127.0.0.1:{after.ports}", 1))
+        assert offset.result(10)["tick"] > 0
+    reader.stop()
+    assert before.stop(2.0)
+    assert after.stop(2.0)
 
 
 # -- tables from what hosts say --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from godwit import ports
 from godwit.errors import GodwitError
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.messages import CheckTimers
@@ -25,6 +26,8 @@ from godwit.transport import line, typed
 from godwit.transport.flight import Client
 
 FORMAT: Final = TIMER_FORMAT
+ANSWER_S: Final = 5.0
+PAUSE_S: Final = 0.05
 
 
 def register(spark: SparkSession) -> None:
@@ -73,15 +76,26 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {TICK: 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        hosts = read_roster(self._checkpoint) or self._defined_with
         now_ms = time.time_ns() // 1_000_000
         at_ms = now_ms if self._until_ms is None else min(now_ms, self._until_ms)
-        if not any(self._due(host, at_ms) for host in hosts):
-            return start
-        return {TICK: max(start[TICK] + 1, now_ms)}
+        return {TICK: max(start[TICK] + 1, now_ms)} if self._any_due(at_ms) else start
 
-    def _due(self, host: str, at_ms: int) -> bool:
-        """A host that does not answer counts as one without due timers; the next trigger asks it again."""
+    def _any_due(self, at_ms: int) -> bool:
+        """A host that does not answer is waited for a while: a batch with rows would wait for that host, too.
+
+        After that it counts as one without due timers, and the next trigger asks it again. So if the host is back in time, its
+        timers fire in the batch in which they are due, also where no rows have come.
+        """
+        until_s = ports.now_s() + ANSWER_S
+        while True:
+            hosts = read_roster(self._checkpoint) or self._defined_with
+            due = [self._due(host, at_ms) for host in hosts]
+            if any(due) or None not in due or ports.now_s() > until_s:
+                return any(due)
+            ports.sleep(PAUSE_S)
+
+    def _due(self, host: str, at_ms: int) -> bool | None:
+        """None if the host does not answer. A host that has never served has no timers."""
         lease = read_lease(host_directory(self._checkpoint, host))
         if lease is None:
             return False
@@ -89,10 +103,10 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if client is None:
             client = self._clients[lease.address] = line.connect(lease.address, self._token)
         try:
-            return typed.ask(client, CheckTimers(self._operator, at_ms), 5.0).due
+            return typed.ask(client, CheckTimers(self._operator, at_ms), ANSWER_S).due
         except GodwitError:
             self._clients.pop(lease.address).close()
-            return False
+            return None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         return [InputPartition(self._rows)]
