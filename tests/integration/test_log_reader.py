@@ -5,15 +5,22 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import cloudpickle
+import pyarrow as pa
 import pytest
 
 from godwit.runtime.liveness.leases import host_directory
+from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.reading.log_reader import LogReader
+from godwit.spark.checkpoint.data_source import KeyFilter
 from godwit.state.changelog import Changelog
-from tests.integration.nest import Nest, rows
+from godwit.state.keys import KeyCodec
+from tests.integration.nest import HASHED, INPUT, Nest, rows
 from tests.integration.test_migration import ended, groups_of, migrate
+from tests.spark.flocks import Count
 
 KEYS = 50
 
@@ -72,6 +79,25 @@ def test_groups_that_have_moved_since_the_routing_table_are_read_from_their_new_
     migrate(nest, "host-0", "host-1", "live", [{"groups": groups_of(nest, "host-0"), "keys": []}])
     ended(nest, "host-0")
     assert looked(nest, 0) == dict.fromkeys(range(KEYS), 1)
+
+
+def test_keys_of_an_earlier_life_had_other_columns(nest: Nest) -> None:
+    """Before: a filter on keys read the state of that life, which the log still has, as if it had the columns of now."""
+    adapter = NativeAdapter(Count(), INPUT, ["key", "n"])
+    earlier = nest.operator.spec
+    spec = replace(earlier, key_schema=INPUT, variables=adapter.variables, life=earlier.life + 1)
+    nest.operator = replace(nest.operator, spec=spec, adapter=cloudpickle.dumps(adapter))
+    nest.controller.add(nest.operator)
+    for host in nest.routing.hosts:
+        nest.define(host)
+    codec = KeyCodec(INPUT)
+    keys = [(at, at + 100) for at in range(10)]
+    columns = [*codec.to_arrow(keys), pa.array([codec.route_hash(key) for key in keys], pa.int64())]
+    list(nest.run(0, "0", [pa.RecordBatch.from_arrays(columns, schema=HASHED)], key_names=("key", "n")))
+    parts = tuple((host, frozenset(nest.routing.groups_of(host))) for host in nest.routing.hosts)
+    reader = LogReader(spec, str(nest.checkpoint), parts, 0, patience_s=5.0).only(KeyFilter({1: (103, 105)}))
+    found = [row for at in range(len(parts)) for batch in reader.read(at) for row in batch.to_pylist()]
+    assert sorted((row["key"], row["n"], row["state"]["n"]) for row in found) == [(3, 103, 1), (5, 105, 1)]
 
 
 def test_files_that_go_while_they_are_read_are_looked_for_again(tmp_path: Path) -> None:

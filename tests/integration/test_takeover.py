@@ -21,7 +21,7 @@ from godwit.runtime.takeover import rescue
 from godwit.runtime.takeover.rescue import Inherited, LostHost, Shares, divide, fence, hand_to_heirs
 from godwit.transport import typed
 from godwit.transport.typed import Reply
-from tests.integration.nest import OPERATOR, Nest
+from tests.integration.nest import OPERATOR, Nest, rows
 from tests.integration.test_migration import Flow, ended, groups_of, migrate, report
 from tests.spark.flocks import wait_until
 
@@ -242,3 +242,26 @@ def test_a_host_that_is_given_up_for_lost_while_it_starts_does_not_serve(
     with pytest.raises(StaleGeneration, match="other hosts own its keys"):
         Host(nest.config("host-2"), lambda: 0).run()
     assert nest.lease("host-2") is None
+
+
+def begin_anew(nest: Nest, **changed: Any) -> None:
+    """As the driver defines an operator whose state has ended with its query."""
+    spec = replace(nest.operator.spec, life=nest.operator.spec.life + 1, **changed)
+    nest.operator = replace(nest.operator, spec=spec)
+    nest.controller.add(nest.operator)
+    for host in nest.routing.hosts:
+        nest.define(host)
+
+
+def test_heirs_take_over_nothing_that_the_operator_had_before_it_began_anew(nest: Nest) -> None:
+    """Before: the log of the lost host still had state of the earlier life, and the heirs took it for state of now."""
+    for batch in range(3):
+        list(nest.run(batch, "0", [rows(range(100), 50)]))
+    begin_anew(nest)
+    nest.runs = {"run-2"}
+    list(nest.run(0, "0", [rows(range(10), 50)], run="run-2"))
+    nest.kill("host-2")
+    taken_over(nest, "host-2", ["host-0", "host-1"], {})
+    assert nest.state(0) == dict.fromkeys(range(10), 1)
+    list(nest.run(1, "0", [rows(range(20), 50)], run="run-2"))
+    assert nest.state(1) == dict.fromkeys(range(10), 2) | dict.fromkeys(range(10, 20), 1)

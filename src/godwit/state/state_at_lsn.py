@@ -6,6 +6,7 @@ a compaction removes meanwhile are found again in the manifest that names their 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -37,12 +38,14 @@ def state_at(directory: Path, operator: str, layout: Layout, key_codec: KeyCodec
 
 def _read(directory: Path, operator: str, layout: Layout, key_codec: KeyCodec, last_lsn: int) -> KeyedState:
     state = KeyedState(layout, key_codec)
-    schema = changes_schema(key_codec)
+    schema, fits = changes_schema(key_codec), True
     for part in _parts(directory, last_lsn):
         if part.info.get("op") != operator:
             continue
         match part.info["kind"]:
-            case "state":
+            case "define":  # keys of an earlier life, which has been dropped since, may have other columns
+                fits = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(part.info["schema"]))).equals(schema)
+            case "state" if fits:
                 state.replay(pa.ipc.read_record_batch(pa.py_buffer(part.body), schema))
                 state.settle()
             case "drop":

@@ -31,6 +31,11 @@ def define_part(memory: Memory) -> NewPart:
     return info | ({"newest": changed} if changed else {}), b""  # compaction merges rows of all forms of a variable
 
 
+def life_of(define: Mapping[str, Any]) -> int:
+    """Of the definition that a part describes: parts of another life, up to the next definition, are no state of now."""
+    return int(define["spec"].get("life", 0))
+
+
 def mark_part(memory: Memory) -> NewPart:
     """The mark: describes the batch in progress of the instance."""
     return {"kind": "mark", "op": memory.name, **memory.batch.to_mark(), "late": memory.counters.late}, b""

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from godwit import ports
 from godwit.errors import CheckpointCorrupt, CheckpointMismatch, StaleGeneration
+from godwit.runtime.durable.changelog_parts import life_of
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.liveness.leases import host_directory
@@ -95,15 +96,18 @@ class LogReader:
         resources = HostResources(no_log, Watch(lambda _: None), lambda: 0, set, MEMORY_MAX_BYTES)
         instances = Instances(host, resources)
         try:
+            select = self._select
             for part in log.parts():
                 if part.info.get("op") == self.spec.name:
-                    instances.recover(dict(part.info), self._body(part))
+                    if part.info["kind"] == "define":  # keys of an earlier life may have other columns
+                        select = self._select if life_of(part.info) == self.spec.life else _whole
+                    instances.recover(dict(part.info), select(part))
             shared = instances.get(self.spec.name)
             return None if shared is None else self._committed(shared.instance)
         finally:
             instances.close()
 
-    def _body(self, part: Part) -> memoryview:
+    def _select(self, part: Part) -> memoryview:
         """The part without the rows of other keys."""
         if self.selected is every or part.info["kind"] not in ("state", "committed"):
             return memoryview(part.body)
@@ -126,3 +130,7 @@ class LogReader:
             todo="Give one of these batches as committedBatch, or read a copy of the checkpoint that was made earlier",
             operator=self.spec.name,
         )
+
+
+def _whole(part: Part) -> memoryview:
+    return memoryview(part.body)

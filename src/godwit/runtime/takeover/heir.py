@@ -24,7 +24,7 @@ from godwit.model.units import Units
 from godwit.runtime import messages
 from godwit.runtime.chunk import chunk_bytes
 from godwit.runtime.chunk.ownership_columns import selects
-from godwit.runtime.durable.changelog_parts import ledger_part
+from godwit.runtime.durable.changelog_parts import ledger_part, life_of
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
@@ -86,10 +86,15 @@ class LostOperator:
         self._timers = timers
         self._select = selects(units, self.ownership)
         self._schema = changes_schema(codec)
+        self._life, self._reads_it = spec.life, True
 
     def messages_of(self, part: Part) -> Iterator[MessageAndBody]:
-        """The messages that a part of the log becomes; none if it has no state of these units."""
+        """The messages that a part of the log becomes; none if it has no state of these units, or of an earlier life."""
         info, instance = part.info, self.instance
+        if info["kind"] == "define":
+            self._reads_it = life_of(info) == self._life
+        if not self._reads_it:
+            return
         match info["kind"]:
             case "mark":
                 instance.recovery.mark(info)
