@@ -94,7 +94,7 @@ def test_timers_of_hosts_that_joined_since_are_asked_for_too(tmp_path: Path) -> 
     service = Service("127.0.0.1", "token", typed.actions({CheckTimers: lambda _: TimersDue(True)}))
     host_directory(str(tmp_path), "host-2").mkdir(parents=True)
     write_lease(host_directory(str(tmp_path), "host-2"), Lease(1, f"127.0.0.1:{service.ports}", 1))
-    given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0,host-1", "token": "token", "rows": "1"}
+    given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0,host-1", "token": "token"}
     reader = TimerReader(given)
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) == start, "nobody knows of host-2 yet"
@@ -120,7 +120,7 @@ def test_timers_of_a_host_that_is_about_to_be_back_are_waited_for(tmp_path: Path
     after = Service("127.0.0.1", "token", typed.actions({CheckTimers: lambda _: TimersDue(True)}))
     directory.mkdir(parents=True)
     write_lease(directory, Lease(1, f"127.0.0.1:{before.ports}", 1))
-    given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0", "token": "token", "rows": "1"}
+    given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0", "token": "token"}
     reader = TimerReader(given)
     with ThreadPoolExecutor() as pool:
         offset = pool.submit(reader.latestOffset, reader.initialOffset(), ReadAllAvailable())

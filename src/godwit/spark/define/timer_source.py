@@ -1,7 +1,7 @@
-"""A streaming source that has a row only when a timer is due, so that Spark runs a batch which fires timers without data.
+"""A streaming source that moves on only when a timer is due, so that Spark runs a batch which fires timers without data.
 
-Spark runs batches without data only for its own stateful operators. The rows of this source (ticks) are a second input of an
-operator with timers; the router drops them. The hosts fire timers when the batch is opened.
+Spark runs batches without data only for its own stateful operators. Where this source moves on, an operator with timers gets
+rows without values (ticks) as a second input; the router drops them. The hosts fire timers when the batch is opened.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -38,14 +39,23 @@ def register(spark: SparkSession) -> None:
 
 
 def ticks(spark: SparkSession, route: Route) -> DataFrame:
-    """The ticks of the route's operator: a row whenever a timer of the operator is due."""
+    """The ticks of the route's operator, whenever a timer of the operator is due: one, or one for each lane by key.
+
+    The source itself gives no rows, which Spark would count as rows of the input.
+    """
     options = {"operator": route.operator, "checkpoint": route.checkpoint, "token": route.token}
-    options["rows"] = str(route.partitions or 1)
-    return spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **options).load()
+    moments = spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **options).load()
+    count = route.partitions or 1
+
+    def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        yield pa.RecordBatch.from_pydict({"tick": pa.array(range(count), pa.int64())})
+
+    return moments.mapInArrow(made, moments.schema)
 
 
 class TimerSource(DataSource):
-    """Options: operator, checkpoint, token, rows (the number of ticks), and hosts, which are asked if there is no roster."""
+    """Options: operator, checkpoint, token, and hosts, which are asked if there is no roster."""
 
     @classmethod
     def name(cls) -> str:
@@ -64,7 +74,6 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checkpoint = options["checkpoint"]
         self._defined_with = tuple(options["hosts"].split(","))
         self._token = options["token"]
-        self._rows = int(options["rows"])
         self._clients: dict[str, Client] = {}
         self._until_ms: int | None = None
 
@@ -109,11 +118,10 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [InputPartition(self._rows)]
+        return [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        """Where the input is partitioned by key, a row for each partition."""
-        yield from ((at,) for at in range(partition.value))
+        return iter(())
 
     def stop(self) -> None:
         for client in self._clients.values():
