@@ -1,4 +1,4 @@
-"""Settings of Spark that a pandas processor notices: how many rows a DataFrame has."""
+"""Settings of Spark that a pandas processor notices: the size of a DataFrame, and how its columns are read and written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ NAMES = (
     "spark.sql.execution.arrow.maxRecordsPerBatch",
     "spark.sql.execution.arrow.maxBytesPerBatch",
     "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled",
+    "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype",
+    "spark.sql.execution.pandas.convertToArrowArraySafely",
+    "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName",
 )
+SWITCHES = ("false", "false", "true", "true")
 
 
 class Session:
@@ -22,13 +26,13 @@ class Session:
         self.conf = dict(zip(NAMES, values, strict=True))
 
 
-def settings(*values: str) -> SparkSettings:
-    session: Any = Session(*values)
+def settings(rows: str, size: str, *switches: str) -> SparkSettings:
+    session: Any = Session(rows, size, *(switches or SWITCHES))
     return SparkSettings.of(session)
 
 
 def test_no_limits_mean_one_dataframe_for_a_key() -> None:
-    unlimited = settings("-1", "2147483647", "false")
+    unlimited = settings("-1", "2147483647")
     assert unlimited == SparkSettings()
     assert unlimited.frame_rows(10**9, 10) > 10**9
 
@@ -46,8 +50,9 @@ def test_no_limits_mean_one_dataframe_for_a_key() -> None:
     ],
 )
 def test_a_dataframe_has_as_many_rows_as_both_limits_allow(rows: str, size: str, of_bytes: int, expected: int) -> None:
-    assert settings(rows, size, "false").frame_rows(of_bytes, 100) == expected
+    assert settings(rows, size).frame_rows(of_bytes, 100) == expected
 
 
-def test_whole_numbers_are_decimals_if_spark_is_told_so() -> None:
-    assert settings("-1", "-1", "true").int_to_decimal
+def test_switches_are_those_of_the_session() -> None:
+    switched = settings("-1", "-1", "true", "true", "false", "false")
+    assert (switched.int_to_decimal, switched.int_or_na, switched.safe, switched.by_name) == (True, True, False, False)

@@ -14,21 +14,35 @@ VALUE_BYTES_MAX: Final = 64 << 20
 _ROWS_MAX: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_MAX: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _INT_TO_DECIMAL: Final = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
+_INT_OR_NA: Final = "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype"
+_SAFE: Final = "spark.sql.execution.pandas.convertToArrowArraySafely"
+_BY_NAME: Final = "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName"
 _UNLIMITED: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """Settings that change what a pandas processor sees: the size of its DataFrames, and whether whole numbers are decimals."""
+    """Settings that change what a pandas processor gets, and what becomes of its outputs.
+
+    frame_rows_max, frame_bytes_max: of a DataFrame. int_or_na: whole numbers keep their type, and a null among them is
+    pandas.NA. int_to_decimal: whole numbers are taken for decimals. safe: numbers that would lose digits are refused.
+    by_name: output columns go by name, not by place.
+    """
 
     frame_rows_max: int = _UNLIMITED
     frame_bytes_max: int = _UNLIMITED
     int_to_decimal: bool = False
+    int_or_na: bool = False
+    safe: bool = True
+    by_name: bool = True
 
     @classmethod
     def of(cls, spark: SparkSession) -> SparkSettings:
-        rows, size, coerced = (str(spark.conf.get(name)) for name in (_ROWS_MAX, _BYTES_MAX, _INT_TO_DECIMAL))
-        return cls(_limit(int(rows)), _limit(_bytes(size)), coerced.lower() == "true")
+        rows, size = str(spark.conf.get(_ROWS_MAX)), str(spark.conf.get(_BYTES_MAX))
+        switches = [
+            str(spark.conf.get(name)).lower() == "true" for name in (_INT_TO_DECIMAL, _INT_OR_NA, _SAFE, _BY_NAME)
+        ]
+        return cls(_limit(int(rows)), _limit(_bytes(size)), *switches)
 
     def frame_rows(self, data_bytes: int, rows: int) -> int:
         """The number of rows of a DataFrame, if the rows of the chunk have this size together."""

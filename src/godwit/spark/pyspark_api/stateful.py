@@ -293,10 +293,10 @@ class PandasAdapter(_StatefulAdapter):
         return [name for name in names if name not in added]
 
     def _sink(self) -> Sink:
-        return FrameSink(self.output_schema, self._tz, self._settings.spark.int_to_decimal)
+        return FrameSink(self.output_schema, self._tz, self._settings.spark)
 
     def _inputs(self, batch: pa.RecordBatch, bounds: list[int]) -> Inputs:
-        frames = Frames(batch, bounds, self._tz)
+        frames = Frames(batch, bounds, self._tz, self._settings.spark.int_or_na)
         rows_max = self._settings.spark.frame_rows(batch.nbytes, len(batch))
         return lambda key: frames.of_key(key, rows_max)
 

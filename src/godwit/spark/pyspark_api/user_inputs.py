@@ -124,11 +124,14 @@ def pandas_moments(value: Any) -> Any:
 
 
 class Frames:
-    """One pandas DataFrame per key, cut from a chunk that is sorted by key and converted once."""
+    """One pandas DataFrame per key, cut from a chunk that is sorted by key and converted once.
 
-    def __init__(self, batch: pa.RecordBatch, bounds: Sequence[int], tz: str) -> None:
-        columns = [_pandas_column(column, tz) for column in batch.columns]
-        self._names = pd.Index(batch.schema.names, dtype=object)
+    int_or_na: whole numbers keep their type, and a null among them is pandas.NA.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, bounds: Sequence[int], tz: str, int_or_na: bool = False) -> None:
+        columns = [_pandas_column(column, tz, int_or_na) for column in batch.columns]
+        self._names = pd.Index(_frame_names(batch.schema.names), dtype=object)
         self._bounds = bounds
         self._indexes: dict[int, pd.RangeIndex] = {}
         self._whole = self._frame([tight for tight, _ in columns], pd.RangeIndex(batch.num_rows))
@@ -166,6 +169,12 @@ class Frames:
         return _cut(self._whole, start, stop, index)
 
 
+def _frame_names(names: Sequence[str]) -> list[str]:
+    """Spark makes the frame of a key of named tuples: a name that is no identifier is replaced by the place of its column."""
+    make: Any = namedtuple
+    return list(make("Names", names, rename=True)._fields)
+
+
 def _null_keys(column: Column, starts: npt.NDArray[np.int64]) -> Values:
     """For each key, whether it has a null in the column."""
     return np.logical_or.reduceat(column.is_null().to_numpy(zero_copy_only=False), starts)
@@ -180,15 +189,16 @@ def _cut(frame: pd.DataFrame, start: int, stop: int, index: pd.RangeIndex) -> pd
     return cut
 
 
-def _pandas_column(column: Column, tz: str) -> tuple[Values, Values | None]:
+def _pandas_column(column: Column, tz: str, int_or_na: bool) -> tuple[Values, Values | None]:
     """The column for keys without nulls and, if its type differs, the column for keys with nulls.
 
     Spark rebuilds the frame of every key from Python values, so whole numbers are int64 and fractions float64, as here.
     """
     kind = column.type
     if pa.types.is_integer(kind):
-        tight = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        return tight, column.to_numpy(zero_copy_only=False).astype(np.float64) if column.null_count else None
+        filled = column.fill_null(0).to_numpy(zero_copy_only=False)
+        tight = filled if int_or_na else filled.astype(np.int64, copy=False)
+        return tight, _with_nulls(column, filled, int_or_na) if column.null_count else None
     if pa.types.is_boolean(kind):
         tight = column.fill_null(False).to_numpy(zero_copy_only=False)
         return tight, column.to_numpy(zero_copy_only=False) if column.null_count else None
@@ -201,6 +211,15 @@ def _pandas_column(column: Column, tz: str) -> tuple[Values, Values | None]:
     if pa.types.is_nested(kind):
         return _nested_objects(column, tz), None
     return column.to_numpy(zero_copy_only=False), None
+
+
+def _with_nulls(column: Column, filled: Values, int_or_na: bool) -> Values:
+    """Whole numbers, some of them null."""
+    null: Values = column.is_null().to_numpy(zero_copy_only=False)
+    made: Values = np.empty(len(column), object if int_or_na else np.float64)
+    made[:] = list(filled) if int_or_na else filled
+    made[null] = pd.NA if int_or_na else np.nan
+    return made
 
 
 def _wall_clock(column: Column) -> Values:

@@ -18,26 +18,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from godwit.errors import OutputMismatch
+from godwit.spark.pyspark_api.call_settings import SparkSettings
 from godwit.spark.pyspark_api.user_inputs import Column, Values
 
 Field: TypeAlias = "pa.Field[Any]"
 Convert: TypeAlias = Callable[[Any], Any]
 
 _SHOWN_CHARS: Final = 80
+_DEFAULTS: Final = SparkSettings()
 _FRACTIONS: Final = (float, np.floating)
 _MISFITS: Final = (pa.ArrowException, ArithmeticError, AttributeError, TypeError, ValueError)
 
 
 class _Sink:
-    """Collects the outputs of all calls of a chunk. `ends` has the number of output rows after each call."""
+    """Collects the outputs of all calls of a chunk. `ends` has the number of output rows after each call.
 
-    def __init__(self, schema: pa.Schema) -> None:
+    tz: the zone of naive datetimes inside structs, arrays and maps; None: UTC.
+    """
+
+    def __init__(self, schema: pa.Schema, tz: str | None = None) -> None:
         self.schema = schema
         self.ends: list[int] = []
         self._total = 0
         self.failed_call: int | None = None
         self._fields: list[Field] = list(schema)
-        self._nested = [(i, _nested_value(f.type)) for i, f in enumerate(schema) if pa.types.is_nested(f.type)]
+        self._nested = [(i, _nested_value(f.type, tz)) for i, f in enumerate(schema) if pa.types.is_nested(f.type)]
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
@@ -152,10 +157,10 @@ class RowSink(_Sink):
 class FrameSink(_Sink):
     """Takes DataFrames by column name, as Spark does, and by position where no column has a name."""
 
-    def __init__(self, schema: pa.Schema, tz: str, int_to_decimal: bool = False) -> None:
-        super().__init__(schema)
+    def __init__(self, schema: pa.Schema, tz: str, spark: SparkSettings = _DEFAULTS) -> None:
+        super().__init__(schema, tz)
         self._tz = tz
-        self._int_to_decimal = int_to_decimal
+        self._spark = spark
         self._parts: list[list[Any]] = [[] for _ in schema]
         self._positions: dict[tuple[Any, ...], list[int]] = {}
 
@@ -191,7 +196,7 @@ class FrameSink(_Sink):
         return made
 
     def _column_positions(self, labels: tuple[Any, ...]) -> list[int]:
-        named = any(isinstance(label, str) for label in labels)
+        named = self._spark.by_name and any(isinstance(label, str) for label in labels)
         wanted: Sequence[Any] = self.schema.names if named else range(len(self._fields))
         there: Sequence[Any] = labels if named else range(len(labels))
         for name, field in zip(wanted, self._fields, strict=True):
@@ -210,10 +215,10 @@ class FrameSink(_Sink):
             pieces = list(run)
             plain = isinstance(dtype, np.dtype)
             values: Any = np.concatenate(pieces) if plain else pd.concat([pd.Series(piece) for piece in pieces])
-            if self._int_to_decimal and pa.types.is_decimal(field.type):
+            if self._spark.int_to_decimal and pa.types.is_decimal(field.type):
                 values, plain = np.array([_as_decimal(value) for value in values], object), True
             try:
-                made.append(_arrow_column(values, field.type, self._tz))
+                made.append(_arrow_column(values, field.type, self._tz, self._spark.safe))
             except _MISFITS as error:
                 mixed = dtype.kind == "O"  # else all values have one type, and the first one shows the error
                 row = next((i for i, v in enumerate(values) if mixed and not _fits(v, field.type)), 0)
@@ -243,30 +248,43 @@ def _copied(values: Any) -> Any:
     return values.copy()
 
 
-def _arrow_column(values: Any, kind: pa.DataType, tz: str) -> Column:
+def _arrow_column(values: Any, kind: pa.DataType, tz: str, safe: bool) -> Column:
     if pa.types.is_timestamp(kind) and values.dtype.kind == "M":
         moments: Any = pa.Array.from_pandas(values)
         if moments.type.tz is None and kind.tz is not None:
             moments = pc.assume_timezone(moments, tz, ambiguous="latest", nonexistent="latest")
         return moments.cast(kind, safe=False)  # only parts of a microsecond are lost
+    # In a binary column, NaN and NaT would be eight bytes.
+    mask: Any = pd.isnull(values) if pa.types.is_binary(kind) and isinstance(values.dtype, np.dtype) else None
     try:
-        return pa.Array.from_pandas(values, type=kind)
+        return pa.Array.from_pandas(values, type=kind, mask=mask, safe=safe)
     except pa.ArrowInvalid:  # not for ArrowTypeError: Spark casts in the same cases
-        return pa.Array.from_pandas(values).cast(kind)
+        return pa.Array.from_pandas(values, mask=mask).cast(kind, safe=safe)
 
 
-def _nested_value(kind: Any) -> Convert:
+def _nested_value(kind: Any, tz: str | None) -> Convert:
     """A function that copies nested Rows, tuples, dicts, lists and arrays into the form that Arrow reads."""
     if pa.types.is_struct(kind):
-        fields = {field.name: _nested_value(field.type) for field in kind}
+        fields = {field.name: _nested_value(field.type, tz) for field in kind}
         return lambda v: None if _missing(v) else _struct(v, fields)
     if pa.types.is_map(kind):
-        pair = _nested_value(kind.key_type), _nested_value(kind.item_type)
+        pair = _nested_value(kind.key_type, tz), _nested_value(kind.item_type, tz)
         return lambda v: None if _missing(v) else _pairs(v, *pair)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        element = _nested_value(kind.value_type)
+        element = _nested_value(kind.value_type, tz)
         return lambda v: None if _missing(v) else [element(e) for e in v]
+    if pa.types.is_timestamp(kind):
+        zone = None if kind.tz is None else tz
+        return lambda v: None if v is None else _moment(v, zone)
     return lambda v: v
+
+
+def _moment(value: Any, tz: str | None) -> Any:
+    """A datetime that Arrow takes inside a nested value: not one of numpy, and aware if naive ones are of the zone `tz`."""
+    if tz is None:
+        return pd.Timestamp(value) if isinstance(value, np.datetime64) else value
+    moment = value if isinstance(value, pd.Timestamp) else pd.Timestamp(value)
+    return moment if moment.tzinfo else moment.tz_localize(tz, ambiguous=False, nonexistent="shift_forward")
 
 
 def _missing(value: Any) -> bool:
@@ -281,7 +299,11 @@ def _struct(value: Any, fields: dict[str, Convert]) -> dict[str, Any]:
 
 
 def _pairs(value: Any, key: Convert, item: Convert) -> list[tuple[Any, Any]]:
-    return [(key(k), item(i)) for k, i in (value.items() if isinstance(value, dict) else value)]
+    if isinstance(value, dict):
+        value = value.items()
+    elif hasattr(value, "__fields__"):  # Spark makes a dict of a Row
+        value = zip(value.__fields__, value, strict=True)
+    return [(key(k), item(i)) for k, i in value]
 
 
 def _whole(value: Any) -> Any:
