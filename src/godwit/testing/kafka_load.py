@@ -32,6 +32,8 @@ PRODUCER: Final = {
     "queue.buffering.max.messages": 1_000_000,
     "queue.buffering.max.ms": 0,
     "enable.idempotence": False,
+    # The broker takes the requests of a connection one by one: with few under way, rows that wait go together.
+    "max.in.flight.requests.per.connection": 2,
 }
 
 Record = tuple[bytes, int, int]  # value, partition, when it is due in microseconds
