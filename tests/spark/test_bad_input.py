@@ -590,7 +590,7 @@ def test_a_closed_flock(life: Life) -> None:
     life.case.add("a")
     flock = life.open()
     life.case.define()
-    assert repr(flock).endswith(": hosts host-0, host-1; operators count>"), repr(flock)
+    assert repr(flock).endswith(": hosts host-0; operators count>"), repr(flock)
     flock.close()
     flock.close()
     assert repr(flock).endswith(", closed>"), repr(flock)
@@ -605,6 +605,14 @@ def test_a_closed_flock(life: Life) -> None:
     assert time.monotonic() - began < 30, "a frame of a closed flock does not wait for hosts that never come"
     assert life.run() == ""
     assert life.counts() == [("a", 1)]
+
+
+def test_a_flock_whose_session_was_stopped(flock: godwit.Flock, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(flock._spark.sparkContext, "_jsc", None)  # what stop() does
+        for use in (flock.status, flock.measures, lambda: flock.state("count"), lambda: flock.scale(2)):
+            with pytest.raises(DefinitionError, match=r"the SparkSession of this flock has been stopped\. Make a new"):
+                use()
 
 
 def test_a_wrong_token(flock: godwit.Flock) -> None:

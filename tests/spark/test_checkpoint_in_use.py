@@ -54,10 +54,12 @@ def test_a_flock_that_takes_over_ends_the_first(spark: SparkSession, tmp_path: P
         lost = [line for line in second.history() if str(line.get("noticed")).startswith(TASK_ENDED)]
         assert lost == [], "the first gives nobody the keys of hosts that it has lost to the second"
         sink = Kept()
-        drain(start(counts(spark, second), sink, tmp_path / "spark"))
+        query = start(counts(spark, second), sink, tmp_path / "spark")
+        drain(query)
         assert state_of(second) == COUNTED.truth()
         first.close()
         assert state_of(second) == COUNTED.truth(), "closing the first changes nothing"
+        assert query.isActive, "nor does it stop the query, which is the second's now"
 
 
 def test_state_is_read_while_a_query_runs_and_the_query_does_not_notice(spark: SparkSession, tmp_path: Path) -> None:

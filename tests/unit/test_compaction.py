@@ -68,7 +68,6 @@ def test_a_full_disk_is_told_and_tried_again_until_there_is_room() -> None:
     "error",
     [
         CheckpointCorrupt("damaged"),
-        StaleGeneration("replaced"),
         OSError(5, "Input/output error"),
         MemoryError(),
         pa.ArrowInvalid("not a batch"),
@@ -89,6 +88,16 @@ def test_whatever_a_merge_fails_of_is_told_and_tried_again(error: Exception, cap
     assert compaction.failure is None
     assert len(caplog.records) == 1, "once, not with every attempt"
     assert "the log grows" in caplog.text
+
+
+def test_a_fenced_host_shows_its_failure_and_warns_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(StaleGeneration("replaced"), StaleGeneration("replaced"))
+    with caplog.at_level(logging.WARNING, logger="godwit"):
+        compaction = started(log)
+        assert log.quiet.wait(WAIT_S)
+        compaction.stop()
+    assert [type(failure) for failure in log.seen[1:3]] == [StaleGeneration] * 2
+    assert caplog.records == [], "its log is no longer its own, and the newer generation compacts it"
 
 
 def test_pauses_grow_and_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,13 @@ ModuleNotFoundError: No module named 'pyarrow'
 \tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:1097)
 Caused by: java.lang.Something
 """
+OWN = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: \
+Lost task 0.0 in stage 1.0 (TID 1) (vm executor driver): org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] \
+An exception was thrown from the Python worker: godwit.errors.StaleGeneration: [GODWIT-STALE-GENERATION] generation 1 of host-1 is replaced
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:1097)
+"""
 CANCELLED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:3122)
@@ -26,6 +33,7 @@ CANCELLED = """An error occurred while calling z:org.apache.spark.api.python.Pyt
     ("text", "said"),
     [
         (SPARK, "ModuleNotFoundError: No module named 'pyarrow'"),
+        (OWN, "godwit.errors.StaleGeneration: [GODWIT-STALE-GENERATION] generation 1 of host-1 is replaced"),
         (CANCELLED, "Job 3 cancelled as part of cancellation of all jobs"),
         ("cancelled", "cancelled"),
         ("", "no error text"),

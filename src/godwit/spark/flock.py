@@ -39,6 +39,7 @@ from godwit.spark.define.key_columns import Keys, keyed_frame
 from godwit.spark.define.operator_definition import Definition, OperatorOptions
 from godwit.spark.grouped_frame import GroupedFrame
 from godwit.spark.hosts.flock_status import StatusSource, flock_status
+from godwit.spark.hosts.host_jobs import application_ended
 from godwit.spark.hosts.routing_view import RoutingView
 from godwit.spark.hosts.task_slots import taken_slots
 from godwit.spark.porting.spark_state import SparkState
@@ -159,6 +160,11 @@ class Flock:
     def _check_open(self) -> None:
         if self._closed:
             raise DefinitionError("this flock is closed", todo="Open a new Flock on the same checkpoint")
+        if application_ended(self._spark.sparkContext):
+            raise DefinitionError(
+                "the SparkSession of this flock has been stopped",
+                todo="Make a new session, and open a new Flock on the same checkpoint",
+            )
 
     def __repr__(self) -> str:
         directory = self._running.directory

@@ -130,13 +130,24 @@ class RunningFlock:
 
     def close(self) -> None:
         self._monitor.stop()
-        self._stop_queries()
+        if not self._is_replaced():
+            self._stop_queries()
         self.hosts.close()
         self.requests.wait_ended(5.0)
         self.controller.close()
         self._mark_closed()
         self._slots.release()
         self._presence.close()
+
+    def _is_replaced(self) -> bool:
+        """Whether a newer flock has the checkpoint. Then the queries run with that flock."""
+        try:
+            check_owner(str(self.directory.path), self.incarnation)
+        except Fenced:
+            return True
+        except CheckpointUnusable:
+            return False
+        return False
 
     def _mark_closed(self) -> None:
         """Tasks that wait for a host of this flock, or start later, then fail instead of waiting."""

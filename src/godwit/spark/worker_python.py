@@ -21,8 +21,8 @@ from godwit.errors import DefinitionError
 START_TIMEOUT_S = 30.0
 _ASK = "import godwit.errors"  # which a mere folder named godwit in the working directory does not have
 _TODO = (
-    'Before the session is made, run: import os, sys; os.environ["PYSPARK_PYTHON"] = sys.executable (godwit.tune does that, '
-    "too). Or start the program in an activated environment"
+    "Start the program, or the kernel of the notebook, anew, and before the session is made run: import os, sys; "
+    'os.environ["PYSPARK_PYTHON"] = sys.executable (godwit.tune does that, too). Or start it in an activated environment'
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from godwit import ports
-from godwit.errors import Bug, GodwitError
+from godwit.errors import Bug, Fenced, GodwitError
 from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
 
@@ -65,7 +65,8 @@ class CompactionLoop:
             if isinstance(error, GodwitError)
             else Bug(f"compacting the log failed: {type(error).__name__}: {error}")
         )
-        if str(failure) != str(self.failure):  # once, not with every attempt
+        told = str(failure) == str(self.failure)  # once is enough
+        if not told and not isinstance(failure, Fenced):  # a fenced host ends, and its log is no longer its own
             _logger.warning(
                 "%s; the log grows until compaction succeeds, next attempt in %g s", failure, _pause_s(failures)
             )

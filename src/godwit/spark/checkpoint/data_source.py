@@ -20,7 +20,16 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualNullSafe, EqualTo, Filter, In, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    In,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -67,9 +76,8 @@ class StateSource(DataSource):
         one = self._one_variable(directory, spec)
         return from_arrow_schema(shown_schema(spec) if one is None else one.schema(), prefer_timestamp_ntz=True)
 
-    def streamReader(self, schema: StructType) -> NoReturn:
-        with plain_errors():
-            raise _only_a_batch("as a stream")
+    def streamReader(self, schema: StructType) -> NoStream:
+        return NoStream()
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         with plain_errors():
@@ -263,6 +271,17 @@ def _values(each: Filter, above: tuple[str, ...]) -> tuple[str | None, tuple[Any
             return name, tuple(value for value in values if value is not None)
         case _:
             return None, ()
+
+
+class NoStream(DataSourceStreamReader):
+    """Refuses when Spark asks where the stream begins: an error before that would be hidden by one of PySpark's own."""
+
+    def initialOffset(self) -> NoReturn:
+        with plain_errors():
+            raise _only_a_batch("as a stream")
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        raise _only_a_batch("as a stream")
 
 
 class OperatorsReader(DataSourceReader):

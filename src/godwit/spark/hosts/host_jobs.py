@@ -20,11 +20,15 @@ from godwit.runtime.host.host import HostConfig
 from godwit.runtime.liveness.leases import check_owner, end_lease, host_directory, read_lease
 from godwit.spark.hosts.host_task import serve
 from godwit.spark.hosts.task_slots import TaskSlots
+from godwit.spark.task_errors import plain_errors
 
 PAUSE_S_MAX = 5.0
 TASK_ENDED = "its task ended"
 FAILURES_MAX = 3  # after so many starts in a row that did not come to serving, a restart will not help
-_NOISE = re.compile(r"\s*SQLSTATE: \w+\s*|^: |org\.apache\.spark\.\w*Exception: ")
+_NOISE = re.compile(
+    r"\s*SQLSTATE: \w+\s*|^: |org\.apache\.spark\.\w*Exception: "
+    r"|.*\[PYTHON_EXCEPTION\] An exception was thrown from the Python worker: (?!Traceback)"
+)
 _log = logging.getLogger("godwit.hosts")
 
 
@@ -143,7 +147,8 @@ class HostJob:
         config = self.config
 
         def task(_: Iterable[int]) -> Iterable[int]:
-            serve(config)
+            with plain_errors():
+                serve(config)
             return ()
 
         self.last_end = ""
