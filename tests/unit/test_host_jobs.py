@@ -19,7 +19,8 @@ Caused by: java.lang.Something
 OWN = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: \
 Lost task 0.0 in stage 1.0 (TID 1) (vm executor driver): org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] \
-An exception was thrown from the Python worker: godwit.errors.StaleGeneration: [GODWIT-STALE-GENERATION] generation 1 of host-1 is replaced
+An exception was thrown from the Python worker: \
+godwit.errors.StaleGeneration: [GODWIT-STALE-GENERATION] generation 1 of host-1 is replaced
  SQLSTATE: 38000
 \tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:1097)
 """
