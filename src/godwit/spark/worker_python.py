@@ -35,13 +35,13 @@ def check_worker_python(context: SparkContext) -> None:
 
 def check_interpreter(command: str, added: Sequence[str] = ()) -> None:
     """`added`: files and folders that the session puts on the workers' path."""
-    found = shutil.which(command)
-    if found is None:
+    interpreter = shutil.which(command)
+    if interpreter is None:
         raise DefinitionError(f"Spark's Python workers are to run {command!r}, which does not exist", todo=_TODO)
-    if Path(found).absolute().parent == Path(sys.executable).absolute().parent:
+    if Path(interpreter).absolute().parent == Path(sys.executable).absolute().parent:
         return  # the same environment: no need to start Python
-    if not _has_godwit(found, added):
-        raise DefinitionError(f"Spark's Python workers run {found}, in which Godwit is not installed", todo=_TODO)
+    if not _has_godwit(interpreter, added):
+        raise DefinitionError(f"Spark's Python workers run {interpreter}, in which Godwit is not installed", todo=_TODO)
 
 
 def _has_godwit(python: str, added: Sequence[str]) -> bool:

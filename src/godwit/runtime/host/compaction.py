@@ -65,8 +65,8 @@ class CompactionLoop:
             if isinstance(error, GodwitError)
             else Bug(f"compacting the log failed: {type(error).__name__}: {error}")
         )
-        told = str(failure) == str(self.failure)  # once is enough
-        if not told and not isinstance(failure, Fenced):  # a fenced host ends, and its log is no longer its own
+        repeated = str(failure) == str(self.failure)  # once is enough
+        if not repeated and not isinstance(failure, Fenced):  # a fenced host ends, and its log is no longer its own
             _logger.warning(
                 "%s; the log grows until compaction succeeds, next attempt in %g s", failure, _pause_s(failures)
             )

@@ -56,7 +56,7 @@ class LossLog:
 
 
 class TaskErrorLog:
-    """The tasks of a batch mostly fail together, each with the same error: it is told once, and at level DEBUG after that."""
+    """The tasks of a batch mostly fail together, each with the same error: it is logged once, and at level DEBUG after that."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,9 +69,9 @@ class TaskErrorLog:
         _task_log.log(logging.DEBUG if self._repeats(error) else level, "%s", error)
 
     def _repeats(self, error: GodwitError) -> bool:
-        told = (error.code, error.fields.get("operator"), error.fields.get("batch"))
+        kind = (error.code, error.fields.get("operator"), error.fields.get("batch"))
         with self._lock:
             now_s = time.monotonic()
-            repeats = told == self._newest and now_s - self._at_s < TOGETHER_S
-            self._newest, self._at_s = told, self._at_s if repeats else now_s
+            repeats = kind == self._newest and now_s - self._at_s < TOGETHER_S
+            self._newest, self._at_s = kind, self._at_s if repeats else now_s
         return repeats
