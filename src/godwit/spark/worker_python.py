@@ -28,7 +28,8 @@ _TODO = (
 
 def check_worker_python(context: SparkContext) -> None:
     """Refuse a local session whose workers cannot import Godwit."""
-    if str(context.master).startswith("local"):
+    master = str(context.master)
+    if master == "local" or master.startswith("local["):
         root = Path(SparkFiles.getRootDirectory())
         check_interpreter(context.pythonExec, [str(root / name) for name in context._python_includes or ()])
 
