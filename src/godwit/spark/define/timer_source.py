@@ -51,6 +51,7 @@ def ticks(spark: SparkSession, route: Route) -> DataFrame:
         yield from batches
         yield pa.RecordBatch.from_pydict({"tick": pa.array(range(count), pa.int64())})
 
+    made.__name__ = f"godwit:{route.operator}:ticks"  # in plans
     return moments.mapInArrow(made, moments.schema)
 
 
@@ -79,17 +80,15 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """So that the query ends, timers count that are due by now, or by the event time of the data at hand."""
-        self._until_ms = time.time_ns() // 1_000_000
+        self._until_ms = _now_ms()
 
     def initialOffset(self) -> dict[str, Any]:
         return {TICK: 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        now_ms = time.time_ns() // 1_000_000
-        at_ms = now_ms if self._until_ms is None else min(now_ms, self._until_ms)
-        return {TICK: max(start[TICK] + 1, now_ms)} if self._any_due(at_ms) else start
+        return {TICK: max(start[TICK] + 1, _now_ms())} if self._any_due() else start
 
-    def _any_due(self, at_ms: int) -> bool:
+    def _any_due(self) -> bool:
         """A host that does not answer is waited for a while: a batch with rows would wait for that host, too.
 
         After that it counts as one without due timers, and the next trigger asks it again. So if the host is back in time, its
@@ -98,6 +97,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until_s = ports.now_s() + ANSWER_S
         while True:
             hosts = read_roster(self._checkpoint) or self._defined_with
+            at_ms = _now_ms() if self._until_ms is None else min(_now_ms(), self._until_ms)
             due = [self._due(host, at_ms) for host in hosts]
             if any(due) or None not in due or ports.now_s() > until_s:
                 return any(due)
@@ -126,3 +126,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         for client in self._clients.values():
             client.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
