@@ -67,12 +67,14 @@ def _collect(spec: OperatorSpec, by_key: dict[Key, list[Any]], batch: pa.RecordB
         if number != TIMERS and number not in places:
             continue  # a dead letter, or a variable that is not declared now
         row = by_key.setdefault(key, [None] * (len(spec.variables) + 1))
-        if number == TIMERS:
-            row[-1] = [*(row[-1] or ()), timer_ms(sub)]
-            continue
-        var = places[number]
-        decoded = decoders[var](sub, value)
-        row[var] = decoded if spec.variables[var].kind == "value" else [*(row[var] or ()), decoded]
+        place = -1 if number == TIMERS else places[number]
+        decoded = timer_ms(sub) if number == TIMERS else decoders[place](sub, value)
+        if number != TIMERS and spec.variables[place].kind == "value":
+            row[place] = decoded
+        elif row[place] is None:
+            row[place] = [decoded]
+        else:
+            row[place].append(decoded)
 
 
 def _decoder(variable: Variable) -> Callable[[bytes | None, bytes], Any]:
