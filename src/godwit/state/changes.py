@@ -16,14 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.errors import StateTooLarge
-from godwit.state.keys import Key, KeyCodec
+from godwit.state.columns import Payloads
+from godwit.state.keys import Key, KeyCodec, KeyColumns
 
 PUT: Final = 0
 REMOVE: Final = 1
@@ -43,6 +44,7 @@ _U64 = struct.Struct(">Q")
 _SIGN: Final = 1 << 63  # shifts signed times so that their bytes sort as the times do
 
 RowNumbers = npt.NDArray[np.int64]
+Cells: TypeAlias = Sequence[bytes] | Payloads  # of a column: bytes, or as many bytes in every row of an array
 
 
 def position_sub(position: int) -> bytes:
@@ -73,7 +75,7 @@ class Block:
     op: int
     keys: Sequence[Key]
     subs: Sequence[bytes] | None = None
-    values: Sequence[bytes] | None = None
+    values: Cells | None = None
 
 
 @dataclass(slots=True)
@@ -88,9 +90,9 @@ class Changes:
         op: int,
         keys: Sequence[Key],
         subs: Sequence[bytes] | None = None,
-        values: Sequence[bytes] | None = None,
+        values: Cells | None = None,
     ) -> None:
-        if keys:
+        if len(keys):
             self.blocks.append(Block(var, op, keys, subs, values))
 
     def __len__(self) -> int:
@@ -99,9 +101,8 @@ class Changes:
     def to_batch(self, key_codec: KeyCodec) -> pa.RecordBatch:
         blocks = self.blocks
         lengths = [len(block.keys) for block in blocks]
-        keys = blocks[0].keys if len(blocks) == 1 else list(chain.from_iterable(b.keys for b in blocks))
         arrays = [
-            *key_codec.to_arrow(keys),
+            *_key_columns([block.keys for block in blocks], key_codec),
             _repeated([b.var for b in blocks], lengths, np.int16),
             _repeated([b.op for b in blocks], lengths, np.int8),
             _binary([b.subs for b in blocks], lengths),
@@ -123,13 +124,21 @@ def changes_schema(key_codec: KeyCodec) -> pa.Schema:
     )
 
 
+def _key_columns(parts: Sequence[Sequence[Key]], key_codec: KeyCodec) -> list[pa.Array[Any]]:
+    if len(parts) == 1:
+        return key_codec.to_arrow(parts[0])
+    if not any(isinstance(keys, KeyColumns) for keys in parts):
+        return key_codec.to_arrow(list(chain.from_iterable(parts)))
+    return [pa.concat_arrays(columns) for columns in zip(*map(key_codec.to_arrow, parts), strict=True)]
+
+
 def _repeated(numbers: list[int], lengths: list[int], kind: type[np.integer[Any]]) -> pa.Array[Any]:
     """Each number as often as its length says."""
     one = len(numbers) == 1
     return pa.array(np.full(lengths[0], numbers[0], kind) if one else np.repeat(np.array(numbers, kind), lengths))
 
 
-def _binary(parts: Sequence[Sequence[bytes] | None], lengths: Sequence[int]) -> pa.Array[Any]:
+def _binary(parts: Sequence[Cells | None], lengths: Sequence[int]) -> pa.Array[Any]:
     arrays = [
         pa.nulls(n, pa.binary()) if part is None else _binary_array(part)
         for part, n in zip(parts, lengths, strict=True)
@@ -140,8 +149,10 @@ def _binary(parts: Sequence[Sequence[bytes] | None], lengths: Sequence[int]) -> 
     return pa.concat_arrays(arrays) if arrays else pa.nulls(0, pa.binary())
 
 
-def _binary_array(cells: Sequence[bytes]) -> pa.Array[Any]:
+def _binary_array(cells: Cells) -> pa.Array[Any]:
     """What `pa.array` makes of bytes, in less than half the time where there are many."""
+    if isinstance(cells, np.ndarray):
+        return _of_one_width(cells)
     if len(cells) < _CELLS_FEW:
         _check_size(sum(map(len, cells)))
         return pa.array(cells, pa.binary())
@@ -152,6 +163,14 @@ def _binary_array(cells: Sequence[bytes]) -> pa.Array[Any]:
     return pa.Array.from_buffers(
         pa.binary(), len(cells), [None, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(cells))]
     )
+
+
+def _of_one_width(cells: Payloads) -> pa.Array[Any]:
+    count, width = cells.shape
+    _check_size(count * width)
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    data = np.ascontiguousarray(cells).ravel()
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets.data), pa.py_buffer(data.data)])
 
 
 def _check_size(size_bytes: int) -> None:

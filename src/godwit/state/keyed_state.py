@@ -19,8 +19,10 @@ import pyarrow as pa
 from godwit.errors import InvariantBroken
 from godwit.state.change_batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, put_batches, replacing_batches
 from godwit.state.changes import COLUMN_OP, COLUMN_SUB, COLUMN_VALUE, COLUMN_VAR, LETTERS, PUT, TIMERS, Changes
+from godwit.state.codec import compile_codec
+from godwit.state.columns import Mask, Payloads
 from godwit.state.deadlines import Now
-from godwit.state.keys import Key, KeyCodec
+from godwit.state.keys import Key, KeyCodec, KeyColumns, Positions
 from godwit.state.layout import FormReader, Layout, payload_conversion
 from godwit.state.lists import ListTable
 from godwit.state.maps import MapTable
@@ -29,6 +31,7 @@ from godwit.state.shelf import Shelf
 from godwit.state.table import InstalledKeys, InstallStage, Row, Shelved, Table
 from godwit.state.table_conversion import convert_table
 from godwit.state.timers import TimerTable
+from godwit.state.value_columns import ValueColumns
 from godwit.state.values import ValueTable
 from godwit.state.variables import Variable
 
@@ -49,13 +52,16 @@ class KeyedState:
         key_codec: KeyCodec,
         spill_dir: Path | None = None,
         memory_max_bytes: int | None = None,
+        in_columns: bool = False,
     ) -> None:
+        """`in_columns`: many keys are read and written at once, so values of fixed width are in columns, unless memory is limited."""
         self.key_codec = key_codec
         self.key_count = 0
         self._gone: dict[Key, int | None] = {}  # keys that lost all state since the last settled moment
         self._now = Now()
         self.memory_limit = MemoryLimit(spill_dir, memory_max_bytes)
-        self._values: dict[int, ValueTable] = {}  # by the place of the variable, as are lists and maps
+        self._in_columns = in_columns and memory_max_bytes is None
+        self._values: dict[int, ValueTable | ValueColumns] = {}  # by the place of the variable, as are lists and maps
         self._lists: dict[int, ListTable] = {}
         self._maps: dict[int, MapTable] = {}
         self._timers = TimerTable(key_codec)
@@ -93,7 +99,9 @@ class KeyedState:
             tables[number] = self._table(number, variable)
         self._tables = tables
         by_place = [tables[number] for number in layout.numbers]
-        self._values = {place: table for place, table in enumerate(by_place) if isinstance(table, ValueTable)}
+        self._values = {
+            place: table for place, table in enumerate(by_place) if isinstance(table, (ValueTable, ValueColumns))
+        }
         self._lists = {place: table for place, table in enumerate(by_place) if isinstance(table, ListTable)}
         self._maps = {place: table for place, table in enumerate(by_place) if isinstance(table, MapTable)}
         self._shelves: list[Shelf[Any]] = [table.shelf for table in tables.values() if isinstance(table, Shelved)]
@@ -102,13 +110,14 @@ class KeyedState:
 
     def _table(self, number: int, variable: Variable) -> Table:
         table = self._tables.get(number)
-        if isinstance(table, (ValueTable, ListTable, MapTable)):
+        if isinstance(table, (ValueTable, ValueColumns, ListTable, MapTable)):
             table.set_ttl(variable.ttl_ms)
             return table
         given = (number, self.key_codec, variable.ttl_ms, self._now)
         match variable.kind:
             case "value":
-                return ValueTable(*given)
+                dtype = compile_codec(variable.schema).dtype if self._in_columns and variable.ttl_ms is None else None
+                return ValueTable(*given) if dtype is None else ValueColumns(number, self.key_codec, dtype.itemsize)
             case "list":
                 return ListTable(*given)
             case "map":
@@ -140,6 +149,19 @@ class KeyedState:
 
     def value_put_many(self, var: int, keys: Sequence[Key], payloads: Sequence[bytes]) -> None:
         self._values[var].put_many(keys, payloads)
+
+    def value_read(self, var: int, keys: Sequence[Key], zero: bytes) -> tuple[Payloads, Mask]:
+        """Payloads of the keys, all as wide as `zero`, and which keys have one. Those that have none are given zero."""
+        table = self._values[var]
+        if isinstance(table, ValueTable):
+            return table.read(keys, zero)
+        payloads, there = table.read(keys)
+        payloads[~there] = np.frombuffer(zero, np.uint8)
+        return payloads, there
+
+    def value_write(self, var: int, keys: Sequence[Key], positions: Positions, payloads: Payloads) -> None:
+        """Stage payloads, all of one width, for the keys at these positions. The keys are distinct."""
+        self._values[var].write(keys, positions, payloads)
 
     def value_clear(self, var: int, key: Key) -> None:
         self._values[var].clear(key)
@@ -307,7 +329,7 @@ class KeyedState:
         Variables that have not changed are left out: a large one beside a small one that changes all the time costs nothing.
         """
         among = keys if isinstance(keys, (set, dict)) else set(keys)
-        changed = [(table, _both(among, table.touched())) for table in self._tables.values()]
+        changed = [(table, _touched_among(table, among)) for table in self._tables.values()]
         parts = [(table, of_table, table.rows_of(of_table, committed=True)) for table, of_table in changed if of_table]
         return replacing_batches(parts, self.key_codec, rows_max, bytes_max)
 
@@ -357,7 +379,7 @@ class KeyedState:
         """Keys with any variable or timer."""
         seen: list[Table] = []
         for table in self._tables.values():
-            yield from (key for key in table.each_key() if not any(other.contains(key) for other in seen))
+            yield from _absent(list(table.each_key()), seen)
             seen.append(table)
 
     def key_lists(self) -> list[list[Key]]:
@@ -367,7 +389,8 @@ class KeyedState:
     @property
     def bytes_estimate(self) -> int:
         """Bytes that all state would take in memory, whether it lies there or on disk."""
-        return sum(shelf.bytes_estimate for shelf in self._shelves) + self._timers.bytes_estimate
+        columns = sum(t.bytes_estimate for t in self._tables.values() if isinstance(t, ValueColumns))
+        return sum(shelf.bytes_estimate for shelf in self._shelves) + self._timers.bytes_estimate + columns
 
     @property
     def undo_bytes(self) -> int:
@@ -379,7 +402,7 @@ class KeyedState:
 
     def _stage_rows(self, var: int, rows: pa.RecordBatch) -> None:
         columns = rows.columns
-        keys = self.key_codec.from_arrow(columns[:COLUMN_VAR])
+        keys = KeyColumns(self.key_codec, columns[:COLUMN_VAR])
         ops = columns[COLUMN_OP].to_numpy()
         self._tables[var].stage_rows(ops, keys, columns[COLUMN_SUB], columns[COLUMN_VALUE])
 
@@ -401,7 +424,14 @@ def _both(some: Collection[Key], others: Collection[Key]) -> list[Key]:
     return [key for key in few if key in many]
 
 
+def _touched_among(table: Table, keys: Collection[Key]) -> list[Key]:
+    return table.touched_among(list(keys)) if isinstance(table, ValueColumns) else _both(keys, table.touched())
+
+
 def _absent(keys: Sequence[Key], tables: Sequence[Table]) -> Sequence[Key]:
-    if not tables:
-        return keys
-    return [key for key in keys if not any(table.contains(key) for table in tables)]
+    for table in tables:
+        if isinstance(table, ValueColumns):
+            keys = table.missing(keys)
+        elif table.count:
+            keys = [key for key in keys if not table.contains(key)]
+    return keys

@@ -12,13 +12,14 @@ import datetime as dt
 import decimal
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast, overload
 from zoneinfo import ZoneInfo
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
@@ -27,6 +28,7 @@ from godwit.state.nested_keys import AtomicForms, NestedKeys, is_array, is_neste
 
 Key: TypeAlias = tuple[Any, ...]
 Convert: TypeAlias = Callable[[Any], Any]
+Positions: TypeAlias = npt.NDArray[np.int64]
 
 # A tuple compares its items by identity first, so one shared NaN makes NaN keys equal, as they are in Spark.
 NAN: Final = float("nan")
@@ -62,8 +64,16 @@ class KeyCodec:
 
     def from_arrow(self, columns: Sequence[pa.Array[Any]]) -> list[Key]:
         """Keys of a batch, from its key columns in their original or stored types."""
-        values = [_read(_stored(c, t)) for c, t in zip(self.plain_columns(columns), self._types, strict=True)]
-        return list(zip(*values, strict=True))
+        return list(zip(*map(_read, self.stored_columns(columns)), strict=True))
+
+    def stored_columns(self, columns: Sequence[pa.Array[Any]]) -> list[pa.Array[Any]]:
+        """The same columns in stored types. A float may still have more than one form there, see `distinct_in_arrow`."""
+        return [_stored(c, t) for c, t in zip(self.plain_columns(columns), self._types, strict=True)]
+
+    @property
+    def distinct_in_arrow(self) -> bool:
+        """Whether stored columns that differ are different keys. Floats may differ and be one key: 0.0 and -0.0."""
+        return not any(map(_is_float, self._types))
 
     def plain_columns(self, columns: Sequence[pa.Array[Any]]) -> list[pa.Array[Any]]:
         """The same columns, structs and arrays in their stored form: Arrow finds equal values in them."""
@@ -76,6 +86,8 @@ class KeyCodec:
 
     def to_arrow(self, keys: Sequence[Key]) -> list[pa.Array[Any]]:
         """Key columns, in stored types."""
+        if isinstance(keys, KeyColumns) and self.distinct_in_arrow:
+            return list(keys.columns)
         return [pa.array(list(map(itemgetter(i), keys)), t) for i, t in enumerate(self._types)]
 
     def shown_columns(self, keys: Sequence[Key]) -> list[pa.Array[Any]]:
@@ -109,6 +121,58 @@ class KeyCodec:
             elif value is not None:
                 seed = xxhash.xxh64_intdigest(to_bytes(value), seed)
         return seed - (1 << 64) if seed >> 63 else seed
+
+
+class KeyColumns(Sequence[Key]):
+    """Keys of many rows as columns in their stored types; tuples are made only for those who ask for them.
+
+    A native processor seldom looks at a key, and a key as a tuple costs more than everything else that is done for a row of it.
+    """
+
+    __slots__ = ("_codec", "_tuples", "columns")
+
+    def __init__(self, codec: KeyCodec, columns: Sequence[pa.Array[Any]]) -> None:
+        self._codec = codec
+        self._tuples: list[Key] | None = None
+        self.columns = codec.stored_columns(columns)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.tuples())
+
+    @overload
+    def __getitem__(self, at: int) -> Key: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Key]: ...
+
+    def __getitem__(self, at: int | slice) -> Key | list[Key]:
+        return self.tuples()[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self.tuples() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+
+    def __repr__(self) -> str:
+        return repr(self.tuples())
+
+    def tuples(self) -> list[Key]:
+        if self._tuples is None:
+            self._tuples = self._codec.from_arrow(self.columns)
+        return self._tuples
+
+    def take(self, positions: Positions) -> KeyColumns:
+        return KeyColumns(self._codec, [column.take(positions) for column in self.columns])
+
+
+def keys_at(keys: Sequence[Key], positions: Positions) -> Sequence[Key]:
+    """The keys at these positions, which are ascending and distinct."""
+    if len(positions) == len(keys):
+        return keys
+    return keys.take(positions) if isinstance(keys, KeyColumns) else [keys[at] for at in positions.tolist()]
 
 
 def _converted(key: Key, converts: Sequence[Convert | None]) -> Key:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
+import numpy as np
 import pyarrow as pa
 
 from godwit.state.changes import CLEAR, PUT, Changes
+from godwit.state.columns import Mask, Payloads, rows_of_bytes
 from godwit.state.deadlines import Expiry, Now, expiry_ms
 from godwit.state.images import IMAGE_BYTES, Form, Images
-from godwit.state.keys import Key, KeyCodec
+from godwit.state.keys import Key, KeyCodec, Positions, keys_at
 from godwit.state.shelf import Payload, Shelf
 from godwit.state.spill import Spill
 from godwit.state.table import InstalledKeys, InstallStage, Ops, Row, Shelved, saved
@@ -95,6 +97,17 @@ class ValueTable(Shelved[bytes]):
         if self._expiry is not None:
             payloads = list(map(self._expiry.stamp, payloads))
         self._stage.update(zip(keys, payloads, strict=True))
+
+    def read(self, keys: Sequence[Key], zero: bytes) -> tuple[Payloads, Mask]:
+        """Payloads of one width, `zero` for a key that has none, and which keys have one."""
+        payloads = self.get_many(keys)
+        there = np.fromiter((payload is not None for payload in payloads), np.bool_, len(payloads))
+        whole = b"".join(cast("list[bytes]", payloads) if there.all() else [payload or zero for payload in payloads])
+        return np.frombuffer(whole, np.uint8).reshape(len(payloads), len(zero)), there
+
+    def write(self, keys: Sequence[Key], positions: Positions, payloads: Payloads) -> None:
+        """Stage payloads of one width for the keys at these positions."""
+        self.put_many(keys_at(keys, positions), rows_of_bytes(payloads))
 
     def clear(self, key: Key) -> None:
         self._stage[key] = None

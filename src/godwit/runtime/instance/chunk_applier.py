@@ -6,6 +6,7 @@ durable together with their entry in the ledger, in `DurableChanges.change`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +129,7 @@ class ChunkApplier:
 
         return install
 
-    def _process(self, run: IsolatingRun, chunk: Chunk, times: Times, counted: bool) -> list[Key]:
+    def _process(self, run: IsolatingRun, chunk: Chunk, times: Times, counted: bool) -> Sequence[Key]:
         """User code works on the stage. `counted`: the rows count for hot keys; rows of copies count at their owner."""
         memory = self._memory
         memory.state.now_ms = times.processing_ms

@@ -84,7 +84,8 @@ class Instances:
         key_codec = KeyCodec(spec.key_schema, spec.tz)
         resources, limit = self._resources, self._resources.memory_max_bytes
         scratch = None if limit is None else Path(tempfile.mkdtemp(prefix="godwit-spill-"))
-        instance = Instance(name, spec, KeyedState(spec.layout, key_codec, scratch, limit), key_codec)
+        in_columns = spec.flavour == "native"
+        instance = Instance(name, spec, KeyedState(spec.layout, key_codec, scratch, limit, in_columns), key_codec)
         instance.durable.journal = self._log
         code = instance.code
         if resources.crash_markers is not None:

@@ -95,7 +95,7 @@ class HotKeys:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._now, self._before = Sketch(capacity), Sketch(capacity)
-        self._waiting: list[tuple[list[Key], Any, Index]] = []  # keys, which of them each row has, hashes
+        self._waiting: list[tuple[Sequence[Key], Any, Index]] = []  # keys, which of them each row has, hashes
         self._waiting_rows = 0
         self._names: dict[int, Key] = {}
 

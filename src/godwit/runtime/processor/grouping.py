@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.runtime.processor.rows import Index, Rows
-from godwit.state.keys import Key, KeyCodec
+from godwit.state.keys import Key, KeyCodec, KeyColumns
 
 Codes = npt.NDArray[np.int32]
 FEW_ROWS = 64  # up to so many rows, setting up the vectorised way takes longer than a loop
@@ -18,26 +19,26 @@ FEW_ROWS = 64  # up to so many rows, setting up the vectorised way takes longer 
 def group_by_key(batch: pa.RecordBatch, row_index: Index, key_codec: KeyCodec) -> Rows:
     """Rows of the batch by their key columns, which go by the names in the key schema."""
     columns = [batch.column(batch.schema.get_field_index(name)) for name in key_codec.schema.names]
-    if len(row_index) <= FEW_ROWS:
-        keys, codes = _merged(key_codec.from_arrow(columns), None)
-    else:
-        keys, codes = _distinct(key_codec.plain_columns(columns), key_codec)
+    few = len(row_index) <= FEW_ROWS
+    keys, codes = (
+        _merged(key_codec.from_arrow(columns), None) if few else _distinct(key_codec.plain_columns(columns), key_codec)
+    )
     return Rows(batch, row_index, keys, codes)
 
 
-def _distinct(columns: list[pa.Array[Any]], key_codec: KeyCodec) -> tuple[list[Key], Codes]:
+def _distinct(columns: list[pa.Array[Any]], key_codec: KeyCodec) -> tuple[Sequence[Key], Codes]:
     codes = _codes(columns[0])
     for column in columns[1:]:
         more = _codes(column)
         codes = _renumbered(codes.astype(np.int64) * (int(more.max(initial=0)) + 1) + more)
     first = _first_positions(codes)
-    keys = key_codec.from_arrow([column.take(first) for column in columns])
-    if len(set(keys)) == len(keys):
+    keys = KeyColumns(key_codec, [column.take(first) for column in columns])
+    if key_codec.distinct_in_arrow or len(set(keys)) == len(keys):
         return keys, codes
-    return _merged(keys, codes)
+    return _merged(keys.tuples(), codes)
 
 
-def _merged(keys: list[Key], codes: Codes | None) -> tuple[list[Key], Codes]:
+def _merged(keys: list[Key], codes: Codes | None) -> tuple[Sequence[Key], Codes]:
     """Each key once. `codes`: the key of every row; None if the keys are those of the rows, in their order.
 
     Values that differ in Arrow may be one key (0.0 and -0.0).

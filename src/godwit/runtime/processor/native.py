@@ -31,7 +31,9 @@ _NO_FIELDS: Final[Fields] = MappingProxyType({})
 class Timers(Rows):
     """Timers that are due, as rows: `batch` is the key columns, `keys` has a key once whatever its timers."""
 
-    def __init__(self, batch: pa.RecordBatch, keys: list[Key], codes: npt.NDArray[np.int32], expiry_ms: Index) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, keys: Sequence[Key], codes: npt.NDArray[np.int32], expiry_ms: Index
+    ) -> None:
         super().__init__(batch, np.arange(len(codes)), keys, codes)
         self.expiry_ms = expiry_ms
 
@@ -174,7 +176,7 @@ class NativeAdapter:
     def close(self) -> None:
         self.processor.close()
 
-    def _states(self, keys: list[Key]) -> States:
+    def _states(self, keys: Sequence[Key]) -> States:
         assert self._keyed is not None, "open() comes first"
         return States(keys, self._keyed, self._packer)
 

@@ -35,7 +35,9 @@ def times_us(times: pa.Array[Any]) -> Index:
 class Rows:
     """Rows of a chunk, grouped by key, in the order in which they came on their lane."""
 
-    def __init__(self, batch: pa.RecordBatch, row_index: Index, keys: list[Key], codes: npt.NDArray[np.int32]) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, row_index: Index, keys: Sequence[Key], codes: npt.NDArray[np.int32]
+    ) -> None:
         self.batch = batch
         self.row_index = row_index
         self.keys = keys

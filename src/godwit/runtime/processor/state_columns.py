@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from godwit.runtime.processor.rows import Array
 from godwit.state.codec import compile_codec
+from godwit.state.columns import Payloads
 
 LISTS: Final = b"godwit.lists"
 Columns: TypeAlias = dict[str, Array]
@@ -57,7 +58,12 @@ class Packer:
         fixed = self._codec.dtype is not None
         self.dtypes = {field.name: _numpy_type(field.type, fixed) for field in schema}
         self._dtype = None if self._codec.dtype is None else self._gathered(self._codec.dtype)
-        self._zero = self.pack(self.zeros(1), 1)[0]
+        self.zero = self.pack(self.zeros(1), 1)[0]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all payloads have the same width."""
+        return self._dtype is not None
 
     def zeros(self, count: int) -> Columns:
         return {name: zeros(self._shape(name, count), dtype) for name, dtype in self.dtypes.items()}
@@ -65,31 +71,32 @@ class Packer:
     def unpack(self, payloads: Sequence[bytes | None]) -> Columns:
         if self._dtype is None:
             return self._unpack_each(payloads)
-        records = np.frombuffer(self._joined(payloads), self._dtype)
+        return self._fields(np.frombuffer(self._joined(payloads), self._dtype))
+
+    def unpack_rows(self, payloads: Payloads) -> Columns:
+        """As `unpack`, where all payloads have the same width."""
+        assert self._dtype is not None, "only where all payloads have the same width"
+        return self._fields(payloads.view(self._dtype).reshape(len(payloads)))
+
+    def pack_rows(self, columns: Columns, count: int) -> Payloads:
+        """As `pack`, where all payloads have the same width."""
+        rows: Payloads = self._records(columns, count).view(np.uint8).reshape(count, len(self.zero))
+        return rows
+
+    def _fields(self, records: Array) -> Columns:
         return {name: records[name].astype(dtype) for name, dtype in self.dtypes.items()}
 
     def pack(self, columns: Columns, count: int) -> list[bytes]:
         if self._dtype is None:
             parts = [columns[name].reshape(count, n or 1).T.tolist() for name, n in self._counts.items()]
             return [self._codec.encode(values) for values in zip(*chain.from_iterable(parts), strict=True)]
-        return _payloads(self._records(columns, count))
-
-    def pack_changed(self, columns: Columns, before: Sequence[bytes | None]) -> tuple[list[int], list[bytes]]:
-        """The positions where the columns are not what was unpacked from `before`, and the payloads there."""
-        if self._dtype is None:
-            packed = self.pack(columns, len(before))
-            changed = [i for i, old in enumerate(before) if packed[i] != (self._zero if old is None else old)]
-            return changed, [packed[i] for i in changed]
-        records = self._records(columns, len(before))
-        old = np.frombuffer(self._joined(before), np.uint8).reshape(len(before), self._dtype.itemsize)
-        where = np.flatnonzero((records.view(np.uint8).reshape(old.shape) != old).any(axis=1))
-        return where.tolist(), _payloads(records if len(where) == len(records) else records[where])
+        return cast(list[bytes], self._records(columns, count).view(f"V{self._dtype.itemsize}").tolist())
 
     def _joined(self, payloads: Sequence[bytes | None]) -> bytes:
         try:
             return b"".join(cast(Sequence[bytes], payloads))  # the common case, all present, is one call
         except TypeError:
-            return b"".join([self._zero if payload is None else payload for payload in payloads])
+            return b"".join([self.zero if payload is None else payload for payload in payloads])
 
     def _records(self, columns: Columns, count: int) -> Array:
         records = np.zeros(count, self._dtype)
@@ -124,10 +131,6 @@ class Packer:
                 "itemsize": flat.itemsize,
             }
         )
-
-
-def _payloads(records: Array) -> list[bytes]:
-    return cast(list[bytes], records.view(f"V{records.dtype.itemsize}").tolist())
 
 
 def _element_count(kind: pa.DataType) -> int | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from godwit.errors import ProcessorFailed, StateTypeError
 from godwit.runtime.processor.rows import Array, Index
 from godwit.runtime.processor.state_columns import Columns, Packer
+from godwit.runtime.processor.state_of_call import packed
 from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import Key
 from godwit.state.variables import Variable
@@ -21,12 +22,11 @@ from godwit.state.variables import Variable
 class States:
     """State of the keys at hand: a column per field, aligned with `keys`; changed in place or assigned."""
 
-    def __init__(self, keys: list[Key], keyed: KeyedState, packer: Packer | None) -> None:
+    def __init__(self, keys: Sequence[Key], keyed: KeyedState, packer: Packer | None) -> None:
         self.keys = keys
         self.keyed = keyed
-        self._packer = packer
-        self._loaded: list[bytes | None] | None = None
-        self._columns: Columns = {}
+        self._state = None if packer is None else packed(packer, keyed, keys)
+        self._columns: Columns | None = None
         self._gone = np.zeros(len(keys), np.bool_)
 
     def __getitem__(self, field: str) -> Array:
@@ -60,7 +60,7 @@ class States:
     def is_new(self) -> npt.NDArray[np.bool_]:
         """Which keys had no state before this call."""
         self._load()
-        return np.fromiter((payload is None for payload in self._loaded or ()), np.bool_, len(self.keys))
+        return np.zeros(len(self.keys), np.bool_) if self._state is None else self._state.new
 
     def remove(self, where: npt.ArrayLike | slice = slice(None)) -> None:
         """Forget all state of these keys (a mask, positions or a slice); their timers stay."""
@@ -81,23 +81,14 @@ class States:
 
     def flush(self, variables: Sequence[Variable], keep_new: bool) -> None:
         """Write what changed. `keep_new`: a key met for the first time is kept even if its state is zero."""
-        if self._loaded is not None and self._packer is not None:
-            if keep_new and None in self._loaded:
-                where, payloads = list(range(len(self.keys))), self._packer.pack(self._columns, len(self.keys))
-            else:
-                where, payloads = self._packer.pack_changed(self._columns, self._loaded)
-            if self._gone.any():
-                stay = [i for i, position in enumerate(where) if not self._gone[position]]
-                where, payloads = [where[i] for i in stay], [payloads[i] for i in stay]
-            keys = self.keys if len(where) == len(self.keys) else [self.keys[i] for i in where]
-            self.keyed.value_put_many(0, keys, payloads)
+        if self._columns is not None and self._state is not None:
+            self._state.write(self._columns, keep_new, self._gone)
         for position in np.flatnonzero(self._gone).tolist():
             _clear(self.keyed, variables, self.keys[position])
 
     def _load(self) -> Columns:
-        if self._loaded is None and self._packer is not None:
-            self._loaded = self.keyed.value_get_many(0, self.keys)
-            self._columns = self._packer.unpack(self._loaded)
+        if self._columns is None:
+            self._columns = {} if self._state is None else self._state.read()
         return self._columns
 
     def _positions(self, where: npt.ArrayLike | slice) -> Index:

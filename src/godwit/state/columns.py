@@ -1,0 +1,129 @@
+"""Columns of entries by number: payloads of one width for each, and what stands beside them for a while."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Payloads: TypeAlias = npt.NDArray[np.uint8]  # a row of bytes for each entry
+A = TypeVar("A", bound=npt.NDArray[Any])
+
+
+def grown(column: A, count: int, fill: int = 0) -> A:
+    """The column with room for so many rows: at least twice as long if it has to grow, so that growing costs little."""
+    if count <= len(column):
+        return column
+    longer: A = np.full((max(count, 2 * len(column), 16), *column.shape[1:]), fill, column.dtype)  # type: ignore[assignment]
+    longer[: len(column)] = column
+    return longer
+
+
+def rows_of_bytes(payloads: Payloads) -> list[bytes]:
+    cells: list[bytes] = np.ascontiguousarray(payloads).view(f"V{payloads.shape[1]}").ravel().tolist()
+    return cells
+
+
+class Beside:
+    """Entries that stand beside those of a table, by number: a stage, or what entries were before a batch.
+
+    An entry is a payload, or that there is none. `_at` says where the entry of a number is, so whatever `_at` does not point to
+    counts no more.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._at: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._count = 0
+        self._numbers: Numbers = np.empty(0, np.int64)
+        self._payloads: Payloads = np.empty((0, self._width), np.uint8)
+        self._there: Mask = np.empty(0, np.bool_)
+
+    def __bool__(self) -> bool:
+        return self._count > 0 and len(self._live()) > 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._count * (self._width + 9)
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many more entries, so that putting them cannot fail."""
+        needed = self._count + count
+        self._numbers, self._there = grown(self._numbers, needed), grown(self._there, needed)
+        self._payloads = grown(self._payloads, needed)
+
+    def cover(self, count: int) -> None:
+        """Numbers up to this count may be put."""
+        self._at = grown(self._at, count, fill=-1)
+
+    def put(self, numbers: Numbers, payloads: Payloads | None, there: Mask | bool) -> None:
+        """Set entries, in place of those that the numbers have. Of a number that comes twice, the last entry counts."""
+        self.reserve(len(numbers))
+        begin, end = self._count, self._count + len(numbers)
+        self._numbers[begin:end] = numbers
+        self._there[begin:end] = there
+        self._payloads[begin:end] = 0 if payloads is None else payloads
+        self._at[numbers] = np.arange(begin, end, dtype=np.int32)  # where a number repeats, the last assignment stays
+        self._count = end
+        if self._count > 2 * len(self._at) + 1024:
+            self._close_gaps()
+
+    def put_missing(self, numbers: Numbers, payloads: Payloads, there: Mask) -> None:
+        """Set the entries of numbers that have none. The numbers are distinct."""
+        missing = self._at[numbers] < 0
+        if missing.all():
+            self.put(numbers, payloads, there)
+        elif missing.any():
+            self.put(numbers[missing], payloads[missing], there[missing])
+
+    def discard(self, numbers: Numbers) -> None:
+        self._at[numbers] = -1
+
+    def clear(self) -> None:
+        if self._count:
+            self._at[self._numbers[: self._count]] = -1
+            self._forget()
+
+    def has(self, numbers: Numbers) -> Mask:
+        """Which of the numbers have an entry. NO_NUMBER has none."""
+        if not self._count:
+            return np.zeros(len(numbers), np.bool_)
+        mask: Mask = (self._at[numbers] >= 0) & (numbers >= 0)
+        return mask
+
+    def lay_over(self, numbers: Numbers, payloads: Payloads, there: Mask) -> None:
+        """Replace what the numbers have with their entries here."""
+        mask = self.has(numbers)
+        if mask.any():
+            at = self._at[numbers[mask]]
+            payloads[mask], there[mask] = self._payloads[at], self._there[at]
+
+    def entries(self) -> tuple[Numbers, Payloads, Mask]:
+        """The entries, in the order in which they were last set."""
+        live = self._live()
+        if len(live) == self._count:
+            return self._numbers[: self._count], self._payloads[: self._count], self._there[: self._count]
+        return self._numbers[live], self._payloads[live], self._there[live]
+
+    def of(self, numbers: Numbers) -> tuple[Numbers, Payloads, Mask]:
+        """A copy of the entries of these numbers."""
+        chosen = np.unique(numbers[self.has(numbers)])
+        at = self._at[chosen]
+        return chosen, self._payloads[at], self._there[at]
+
+    def _live(self) -> Numbers:
+        here = self._at[self._numbers[: self._count]] == np.arange(self._count, dtype=np.int32)
+        live: Numbers = np.flatnonzero(here)
+        return live
+
+    def _close_gaps(self) -> None:
+        live = self._live()
+        self._numbers, self._payloads, self._there = self._numbers[live], self._payloads[live], self._there[live]
+        self._count = len(live)
+        self._at[self._numbers] = np.arange(self._count, dtype=np.int32)
