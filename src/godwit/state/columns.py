@@ -22,6 +22,17 @@ def grown(column: A, count: int, fill: int = 0) -> A:
     return longer
 
 
+def rows_at(payloads: Payloads, numbers: npt.NDArray[np.integer[Any]]) -> Payloads:
+    """A copy of these rows. Several times as fast as an index."""
+    return payloads.take(numbers, axis=0)
+
+
+def set_rows(payloads: Payloads, numbers: Numbers, rows: Payloads) -> None:
+    """Set these rows, each as one item: faster than byte by byte. Where a number repeats, the last row stays."""
+    item = f"V{payloads.shape[1]}"
+    payloads.view(item)[numbers, 0] = np.ascontiguousarray(rows).view(item)[:, 0]
+
+
 def rows_of_bytes(payloads: Payloads) -> list[bytes]:
     cells: list[bytes] = np.ascontiguousarray(payloads).view(f"V{payloads.shape[1]}").ravel().tolist()
     return cells
@@ -80,7 +91,8 @@ class Beside:
         if missing.all():
             self.put(numbers, payloads, there)
         elif missing.any():
-            self.put(numbers[missing], payloads[missing], there[missing])
+            at = np.flatnonzero(missing)
+            self.put(numbers[at], rows_at(payloads, at), there[at])
 
     def discard(self, numbers: Numbers) -> None:
         self._at[numbers] = -1
@@ -102,20 +114,21 @@ class Beside:
         mask = self.has(numbers)
         if mask.any():
             at = self._at[numbers[mask]]
-            payloads[mask], there[mask] = self._payloads[at], self._there[at]
+            set_rows(payloads, np.flatnonzero(mask), rows_at(self._payloads, at))
+            there[mask] = self._there[at]
 
     def entries(self) -> tuple[Numbers, Payloads, Mask]:
         """The entries, in the order in which they were last set."""
         live = self._live()
         if len(live) == self._count:
             return self._numbers[: self._count], self._payloads[: self._count], self._there[: self._count]
-        return self._numbers[live], self._payloads[live], self._there[live]
+        return self._numbers[live], rows_at(self._payloads, live), self._there[live]
 
     def of(self, numbers: Numbers) -> tuple[Numbers, Payloads, Mask]:
         """A copy of the entries of these numbers."""
         chosen = np.unique(numbers[self.has(numbers)])
         at = self._at[chosen]
-        return chosen, self._payloads[at], self._there[at]
+        return chosen, rows_at(self._payloads, at), self._there[at]
 
     def _live(self) -> Numbers:
         here = self._at[self._numbers[: self._count]] == np.arange(self._count, dtype=np.int32)
@@ -124,6 +137,6 @@ class Beside:
 
     def _close_gaps(self) -> None:
         live = self._live()
-        self._numbers, self._payloads, self._there = self._numbers[live], self._payloads[live], self._there[live]
+        self._numbers, self._payloads, self._there = self.entries()
         self._count = len(live)
         self._at[self._numbers] = np.arange(self._count, dtype=np.int32)

@@ -54,7 +54,7 @@ class KeyedState:
         memory_max_bytes: int | None = None,
         in_columns: bool = False,
     ) -> None:
-        """`in_columns`: many keys are read and written at once, so values of fixed width are in columns, unless memory is limited."""
+        """`in_columns`: many keys are read and written at once, so values of fixed width are in columns if memory allows."""
         self.key_codec = key_codec
         self.key_count = 0
         self._gone: dict[Key, int | None] = {}  # keys that lost all state since the last settled moment
@@ -156,7 +156,8 @@ class KeyedState:
         if isinstance(table, ValueTable):
             return table.read(keys, zero)
         payloads, there = table.read(keys)
-        payloads[~there] = np.frombuffer(zero, np.uint8)
+        if not there.all():
+            payloads[~there] = np.frombuffer(zero, np.uint8)
         return payloads, there
 
     def value_write(self, var: int, keys: Sequence[Key], positions: Positions, payloads: Payloads) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from godwit.errors import InvariantBroken
 from godwit.state.changes import CLEAR, PUT, Changes
-from godwit.state.columns import Beside, Mask, Numbers, Payloads, grown, rows_of_bytes
+from godwit.state.columns import Beside, Mask, Numbers, Payloads, grown, rows_at, rows_of_bytes, set_rows
 from godwit.state.key_numbers import AnyKeys, NotFixed, numbers_for
 from godwit.state.keys import Key, KeyCodec, keys_at
 from godwit.state.spill import Spill
@@ -116,23 +116,24 @@ class ValueColumns:
     def prepare(self, changes: Changes) -> InstallStage:
         numbers, payloads, puts = self._stage.entries()
         had = self._there[numbers]
-        clears = had & ~puts
-        put, put_payloads, cleared = numbers[puts], payloads[puts], numbers[clears]
-        changes.add(self.var, CLEAR, self._numbers.keys(cleared) if len(cleared) else ())
-        changes.add(self.var, PUT, self._numbers.keys(put), None, put_payloads)
-        changed = numbers if len(put) == len(numbers) else numbers[puts | clears]
-        before = self._payloads[changed], self._there[changed]
-        added = put[~had[puts]]
-        self._undo.reserve(len(changed))
+        cleared = numbers[had & ~puts]
+        if not puts.all():
+            payloads, had, numbers = payloads[puts], had[puts], numbers[puts]
+        changes.add(self.var, CLEAR, self._keys(cleared))
+        changes.add(self.var, PUT, self._keys(numbers), None, payloads)
+        before = [(each, rows_at(self._payloads, each), self._there[each]) for each in (numbers, cleared) if len(each)]
+        added = numbers[~had]
+        self._undo.reserve(len(numbers) + len(cleared))
 
         def install() -> InstalledKeys:
             self._stage.clear()
-            self._undo.put_missing(changed, *before)
-            self._payloads[put] = put_payloads
-            self._there[put] = True
+            for entries in before:
+                self._undo.put_missing(*entries)
+            set_rows(self._payloads, numbers, payloads)
+            self._there[added] = True
             self._there[cleared] = False
             self.count += len(added) - len(cleared)
-            return InstalledKeys(*(self._numbers.keys(each) if len(each) else () for each in (added, cleared)))
+            return InstalledKeys(self._keys(added), self._keys(cleared))
 
         return install
 
@@ -192,6 +193,9 @@ class ValueColumns:
     def _find(self, keys: Sequence[Key]) -> Numbers:
         return self._numbers.find(keys)
 
+    def _keys(self, numbers: Numbers) -> Sequence[Key]:
+        return self._numbers.keys(numbers) if len(numbers) else ()
+
     def _has(self, numbers: Numbers) -> Mask:
         if not len(self._numbers):
             return np.zeros(len(numbers), np.bool_)
@@ -200,9 +204,11 @@ class ValueColumns:
 
     def _read(self, numbers: Numbers) -> tuple[Payloads, Mask]:
         there = self._has(numbers)
-        payloads = self._payloads[numbers] if len(self._numbers) else np.zeros((len(numbers), self.width), np.uint8)
+        some = len(self._numbers) > 0
+        payloads = rows_at(self._payloads, numbers) if some else np.zeros((len(numbers), self.width), np.uint8)
         self._stage.lay_over(numbers, payloads, there)
-        payloads[~there] = 0
+        if not there.all():
+            payloads[~there] = 0
         return payloads, there
 
     def _put_all(self, keys: Sequence[Key], payloads: Payloads, there: Mask | bool) -> None:
@@ -240,13 +246,13 @@ class ValueColumns:
         """Most numbers have no value any more."""
         stay = np.flatnonzero(self._there[: len(self._numbers)])
         self._numbers = self._numbers.only(stay)
-        self._payloads, self._there = self._payloads[stay], np.ones(len(stay), np.bool_)
+        self._payloads, self._there = rows_at(self._payloads, stay), np.ones(len(stay), np.bool_)
         self._stage, self._undo, self._found = Beside(self.width), Beside(self.width), None
         self._stage.cover(len(stay))
         self._undo.cover(len(stay))
 
     def _rows(self, numbers: Numbers, committed: bool) -> Iterator[Row]:
-        payloads, there = self._payloads[numbers], self._there[numbers]
+        payloads, there = rows_at(self._payloads, numbers), self._there[numbers]
         if committed:
             self._undo.lay_over(numbers, payloads, there)
         keys = self._numbers.keys(numbers[there])
