@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Payloads: TypeAlias = npt.NDArray[np.uint8]  # a row of bytes for each entry
+_STAYING_ROWS_MAX: Final = 1 << 16  # the memory of so many entries is used again
 A = TypeVar("A", bound=npt.NDArray[Any])
 
 
@@ -17,8 +18,9 @@ def grown(column: A, count: int, fill: int = 0) -> A:
     """The column with room for so many rows: at least twice as long if it has to grow, so that growing costs little."""
     if count <= len(column):
         return column
-    longer: A = np.full((max(count, 2 * len(column), 16), *column.shape[1:]), fill, column.dtype)  # type: ignore[assignment]
+    longer: A = np.empty((max(count, 2 * len(column), 16), *column.shape[1:]), column.dtype)  # type: ignore[assignment]
     longer[: len(column)] = column
+    longer[len(column) :] = fill
     return longer
 
 
@@ -52,12 +54,13 @@ class Beside:
 
     def _forget(self) -> None:
         self._count = 0
+        self._distinct = True  # whether every entry counts
         self._numbers: Numbers = np.empty(0, np.int64)
         self._payloads: Payloads = np.empty((0, self._width), np.uint8)
         self._there: Mask = np.empty(0, np.bool_)
 
     def __bool__(self) -> bool:
-        return self._count > 0 and len(self._live()) > 0
+        return self._count > 0 and (self._distinct or len(self._live()) > 0)
 
     @property
     def size_bytes(self) -> int:
@@ -73,8 +76,12 @@ class Beside:
         """Numbers up to this count may be put."""
         self._at = grown(self._at, count, fill=-1)
 
-    def put(self, numbers: Numbers, payloads: Payloads | None, there: Mask | bool) -> None:
-        """Set entries, in place of those that the numbers have. Of a number that comes twice, the last entry counts."""
+    def put(self, numbers: Numbers, payloads: Payloads | None, there: Mask | bool, new: bool = False) -> None:
+        """Set entries, in place of those that the numbers have. Of a number that comes twice, the last entry counts.
+
+        `new`: the numbers are distinct, and none has an entry yet.
+        """
+        self._distinct = self._distinct and new
         self.reserve(len(numbers))
         begin, end = self._count, self._count + len(numbers)
         self._numbers[begin:end] = numbers
@@ -87,20 +94,22 @@ class Beside:
 
     def put_missing(self, numbers: Numbers, payloads: Payloads, there: Mask) -> None:
         """Set the entries of numbers that have none. The numbers are distinct."""
-        missing = self._at[numbers] < 0
-        if missing.all():
-            self.put(numbers, payloads, there)
-        elif missing.any():
-            at = np.flatnonzero(missing)
-            self.put(numbers[at], rows_at(payloads, at), there[at])
+        at = (self._at[numbers] < 0).nonzero()[0]
+        if len(at) == len(numbers):
+            self.put(numbers, payloads, there, new=True)
+        elif len(at):
+            self.put(numbers[at], rows_at(payloads, at), there[at], new=True)
 
     def discard(self, numbers: Numbers) -> None:
         self._at[numbers] = -1
+        self._distinct = False
 
     def clear(self) -> None:
         if self._count:
             self._at[self._numbers[: self._count]] = -1
-            self._forget()
+            self._count, self._distinct = 0, True
+            if len(self._numbers) > _STAYING_ROWS_MAX:
+                self._forget()
 
     def has(self, numbers: Numbers) -> Mask:
         """Which of the numbers have an entry. NO_NUMBER has none."""
@@ -118,10 +127,11 @@ class Beside:
             there[mask] = self._there[at]
 
     def entries(self) -> tuple[Numbers, Payloads, Mask]:
-        """The entries, in the order in which they were last set."""
+        """A copy of the entries, in the order in which they were last set."""
+        if self._distinct:
+            end = self._count
+            return self._numbers[:end].copy(), self._payloads[:end].copy(), self._there[:end].copy()
         live = self._live()
-        if len(live) == self._count:
-            return self._numbers[: self._count], self._payloads[: self._count], self._there[: self._count]
         return self._numbers[live], rows_at(self._payloads, live), self._there[live]
 
     def of(self, numbers: Numbers) -> tuple[Numbers, Payloads, Mask]:
@@ -138,5 +148,5 @@ class Beside:
     def _close_gaps(self) -> None:
         live = self._live()
         self._numbers, self._payloads, self._there = self.entries()
-        self._count = len(live)
+        self._count, self._distinct = len(live), True
         self._at[self._numbers] = np.arange(self._count, dtype=np.int32)

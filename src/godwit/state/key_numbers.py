@@ -104,6 +104,7 @@ class FixedKeys:
 
     def __init__(self, codec: KeyCodec) -> None:
         self._codec = codec
+        self._all_int64 = all(map(pa.types.is_int64, codec.stored_schema.types))
         self._count = 0
         self._words: Words = [np.empty(0, np.int64) for _ in codec.stored_schema]  # by number
         self._bits = _BITS_MIN
@@ -146,13 +147,13 @@ class FixedKeys:
     def _find(self, words: Words) -> Numbers:
         places = self._places(words)
         numbers = self._slots[places]
-        left = np.flatnonzero(self._other(numbers, words))
+        left = self._other(numbers, words).nonzero()[0]
         last = len(self._slots) - 1
         while len(left):
             places = (places if len(places) == len(left) else places[left]) + 1 & last
             looked = self._slots[places]
             numbers[left] = looked
-            differs = np.flatnonzero(self._other(looked, [column[left] for column in words]))
+            differs = self._other(looked, [column[left] for column in words]).nonzero()[0]
             left, places = left[differs], places[differs]
         return numbers.astype(np.int64)
 
@@ -190,10 +191,9 @@ class FixedKeys:
             numbers, places = numbers[without], places[without] + 1 & last
 
     def _places(self, words: Words) -> Positions:
-        mixed = np.zeros(1, np.uint64)
-        for column in words:
-            given = column.view(np.uint64)
-            mixed = (mixed ^ given ^ (given >> _HALF)) * _MIX
+        mixed = _mixed(words[0].view(np.uint64))
+        for column in words[1:]:
+            mixed = _mixed(mixed ^ column.view(np.uint64))
         return (mixed >> np.uint64(64 - self._bits)).astype(np.int64)
 
     def _words_of(self, keys: Sequence[Key]) -> Words:
@@ -208,9 +208,16 @@ class FixedKeys:
         return [np.empty(0, np.int64) for _ in self._words]
 
     def _as_keys(self, words: Words) -> KeyColumns:
-        types = self._codec.stored_schema.types
-        columns = [pa.array(column) for column in words]
-        return KeyColumns(self._codec, [c if t == c.type else c.cast(t) for c, t in zip(columns, types, strict=True)])
+        columns: list[pa.Array[Any]] = [pa.array(column) for column in words]
+        if not self._all_int64:
+            types = self._codec.stored_schema.types
+            columns = [column.cast(t) for column, t in zip(columns, types, strict=True)]
+        return KeyColumns(self._codec, columns)
+
+
+def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    mixed: npt.NDArray[np.uint64] = (words ^ (words >> _HALF)) * _MIX
+    return mixed
 
 
 def _words(column: pa.Array[Any]) -> npt.NDArray[np.int64]:

@@ -403,7 +403,7 @@ class KeyedState:
 
     def _stage_rows(self, var: int, rows: pa.RecordBatch) -> None:
         columns = rows.columns
-        keys = KeyColumns(self.key_codec, columns[:COLUMN_VAR])
+        keys = KeyColumns(self.key_codec, self.key_codec.stored_columns(columns[:COLUMN_VAR]))
         ops = columns[COLUMN_OP].to_numpy()
         self._tables[var].stage_rows(ops, keys, columns[COLUMN_SUB], columns[COLUMN_VALUE])
 

@@ -124,7 +124,7 @@ class KeyCodec:
 
 
 class KeyColumns(Sequence[Key]):
-    """Keys of many rows as columns in their stored types; tuples are made only for those who ask for them.
+    """Keys of many rows as columns, in the types of `KeyCodec.stored_columns`; tuples are made only for those who ask for them.
 
     A native processor seldom looks at a key, and a key as a tuple costs more than everything else that is done for a row of it.
     """
@@ -134,7 +134,7 @@ class KeyColumns(Sequence[Key]):
     def __init__(self, codec: KeyCodec, columns: Sequence[pa.Array[Any]]) -> None:
         self._codec = codec
         self._tuples: list[Key] | None = None
-        self.columns = codec.stored_columns(columns)
+        self.columns = columns
 
     def __len__(self) -> int:
         return len(self.columns[0])

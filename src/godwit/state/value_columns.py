@@ -54,7 +54,7 @@ class ValueColumns:
         self._found = None
         if len(positions) < len(keys):
             numbers, keys = numbers[positions], keys_at(keys, positions)
-        self._stage.put(self._with_new(keys, numbers), payloads, True)
+        self._stage.put(self._with_new(keys, numbers), payloads, True, new=not self._stage)
 
     # -- as every variable with one value ----------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class ValueColumns:
     def missing(self, keys: Sequence[Key]) -> Sequence[Key]:
         """Those of the keys that have no value."""
         numbers = self._find(keys)
-        return keys_at(keys, np.flatnonzero(~self._has(numbers)))
+        return keys_at(keys, (~self._has(numbers)).nonzero()[0])
 
     def each_key(self) -> Iterator[Key]:
         return iter(self._numbers.keys(np.flatnonzero(self._there[: len(self._numbers)])))
@@ -225,7 +225,7 @@ class ValueColumns:
     def _with_new(self, keys: Sequence[Key], numbers: Numbers | None = None) -> Numbers:
         """The numbers, with new ones for keys that have none. The keys are distinct. `numbers`: None if none has."""
         numbers = np.full(len(keys), -1, np.int64) if numbers is None else numbers
-        new = np.flatnonzero(numbers < 0)
+        new = (numbers < 0).nonzero()[0]
         if not len(new):
             return numbers
         numbers[new] = self._add(keys_at(keys, new))

@@ -32,7 +32,7 @@ def _distinct(columns: list[pa.Array[Any]], key_codec: KeyCodec) -> tuple[Sequen
         more = _codes(column)
         codes = _renumbered(codes.astype(np.int64) * (int(more.max(initial=0)) + 1) + more)
     first = _first_positions(codes)
-    keys = KeyColumns(key_codec, [column.take(first) for column in columns])
+    keys = KeyColumns(key_codec, key_codec.stored_columns([column.take(first) for column in columns]))
     if key_codec.distinct_in_arrow or len(set(keys)) == len(keys):
         return keys, codes
     return _merged(keys.tuples(), codes)

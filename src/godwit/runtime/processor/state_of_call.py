@@ -79,4 +79,4 @@ class AnyWidth:
 def _written(changed: Mask, new: Mask, keep_new: bool, gone: Mask) -> Index:
     """The positions that are written: all of them if a new key is kept, so that most chunks are written as a whole."""
     everything = keep_new and bool(new.any())
-    return np.flatnonzero(~gone if everything else changed & ~gone)
+    return (~gone if everything else changed & ~gone).nonzero()[0]
