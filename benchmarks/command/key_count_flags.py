@@ -10,11 +10,14 @@ Rows a second and batch latency of one query that counts rows per key: by a mapI
 (transformWithStateInPandas and SQL, both in RocksDB), and by Godwit (the same StatefulProcessor, and a native processor). All
 ways get the same rows in the same Spark session; they are interleaved and repeated, so that noise of the machine hits all of
 them. Then the memory of a host with 1,000,000 keys. Results are appended to benchmarks/results/throughput.jsonl.
+With --keys, something else: rows a second of the native processor and of Spark SQL, and the memory of the hosts, for each of
+these numbers of keys. Results are appended to benchmarks/results/keys.jsonl.
 """
 KEY_COUNT_EXAMPLES = """
 examples:
   python -m benchmarks key-count --repeats 1 --batches 8 --no-memory     a few minutes, to see that all works
   python -m benchmarks key-count --ways godwit-native spark-sql
+  python -m benchmarks key-count --keys 10000 100000 1000000 --batches 10
 """
 RECOVERY = """
 Fills one host with state of a given size, kills the host with SIGKILL, and measures how long it is away (away_s) and how long
@@ -50,6 +53,10 @@ def _add_key_count(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--large", type=int, default=100_000, help="rows of a large batch (%(default)s)")
     flags.add_argument("--ways", nargs="*", metavar="WAY", help="which ways to measure (all)")
     flags.add_argument("--no-memory", action="store_true", help="leave out the memory of 1 M keys x 100 B")
+    flags.add_argument("--keys", type=int, nargs="+", metavar="N", help="measure by number of keys instead")
+    flags.add_argument(
+        "--limit", type=float, default=120.0, help="with --keys: seconds for each number and way (%(default)s)"
+    )
     flags.set_defaults(run=_key_count)
 
 
@@ -72,8 +79,13 @@ def _add_docs(flags: argparse.ArgumentParser) -> None:
 
 
 def _key_count(given: argparse.Namespace) -> int:
+    from benchmarks.key_count import keys_line
     from benchmarks.key_count.ways import Plan, run
 
+    if given.keys is not None:
+        of_keys = keys_line.KeysPlan(given.keys, given.repeats, given.batches, given.large, given.limit)
+        keys_line.run(of_keys.checked())
+        return 0
     plan = Plan(given.repeats, given.batches, (given.small, given.large), given.ways, memory=not given.no_memory)
     run(plan.checked())
     return 0

@@ -12,6 +12,7 @@ from benchmarks.campaign.aims import aims
 from benchmarks.plots.evaluation import Evaluation
 from benchmarks.report import headline, html, markdown, read
 from benchmarks.report.following import following_part, paid
+from benchmarks.report.keys import keys_part
 from benchmarks.report.real_time_part import real_time_part, settings_part
 from benchmarks.running.measures import spread as spread_of
 from benchmarks.running.record import RESULTS, ROOT, kept, newest
@@ -239,6 +240,7 @@ def page() -> str:
         "",
         *ratios(),
         "",
+        *keys_part(newest("keys"), measured_on("keys")),
         "## Recovery of a killed host",
         f"Measured on {measured_on('recovery')}. One host, values of 1,000 B, SIGKILL until the next generation serves.",
         "",

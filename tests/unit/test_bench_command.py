@@ -83,6 +83,7 @@ def test_help_of_the_benchmark_explains_the_figure(figure: str, capsys: pytest.C
         ("migration --json /no/such/directory/x", "No such file or directory"),
         ("key-count --ways magic", "there is no way 'magic'"),
         ("key-count --batches 0", "--batches, --small and --large must be 1 or more"),
+        ("key-count --keys 0", "--keys, --repeats, --batches and --large must be 1 or more"),
         ("rest --batches 0", "--batches must be 1 or more"),
     ],
 )

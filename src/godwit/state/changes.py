@@ -134,19 +134,36 @@ def _key_columns(parts: Sequence[Sequence[Key]], key_codec: KeyCodec) -> list[pa
 
 def _repeated(numbers: list[int], lengths: list[int], kind: type[np.integer[Any]]) -> pa.Array[Any]:
     """Each number as often as its length says."""
-    one = len(numbers) == 1
-    return pa.array(np.full(lengths[0], numbers[0], kind) if one else np.repeat(np.array(numbers, kind), lengths))
+    if len(numbers) > 1:
+        return pa.array(np.repeat(np.array(numbers, kind), lengths))
+    if lengths[0] < _CELLS_FEW:
+        return _a_few(numbers[0], lengths[0], kind().dtype)
+    return pa.array(np.full(lengths[0], numbers[0], kind))
+
+
+# An array never changes, and chunks of a few rows need the same ones again and again.
+
+
+@lru_cache(maxsize=4096)
+def _a_few(number: int, count: int, kind: np.dtype[Any]) -> pa.Array[Any]:
+    return pa.array(np.full(count, number, kind))
+
+
+@lru_cache(maxsize=_CELLS_FEW)
+def _few_nulls(count: int) -> pa.Array[Any]:
+    return pa.nulls(count, pa.binary())
 
 
 def _binary(parts: Sequence[Cells | None], lengths: Sequence[int]) -> pa.Array[Any]:
-    arrays = [
-        pa.nulls(n, pa.binary()) if part is None else _binary_array(part)
-        for part, n in zip(parts, lengths, strict=True)
-    ]
+    arrays = [_nulls(n) if part is None else _binary_array(part) for part, n in zip(parts, lengths, strict=True)]
     if len(arrays) == 1:
         return arrays[0]
     _check_size(sum(array.nbytes for array in arrays))
     return pa.concat_arrays(arrays) if arrays else pa.nulls(0, pa.binary())
+
+
+def _nulls(count: int) -> pa.Array[Any]:
+    return _few_nulls(count) if count < _CELLS_FEW else pa.nulls(count, pa.binary())
 
 
 def _binary_array(cells: Cells) -> pa.Array[Any]:

@@ -1,0 +1,51 @@
+"""What docs/benchmarks.md says about the number of keys: rows a second beside Spark SQL, and the memory of the hosts."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+HEADING = (
+    "| keys | native processor, rows/s (spread) | Spark SQL, rows/s (spread) | ratio | memory of hosts, MB | B a key |"
+)
+
+
+def keys_part(rows: Sequence[dict[str, Any]], measured_on: str) -> list[str]:
+    """Nothing before the first run is kept."""
+    if not rows:
+        return []
+    return [
+        "## Key-count by number of keys",
+        f"Measured on {measured_on}. {rows[0]['batch_rows']:,} rows a batch, 2 hosts. All keys have come before",
+        "rows are measured. B a key: by how much the processes of the hosts have grown, with buffers and the batch. Made by",
+        "`python -m benchmarks key-count --keys 10000 100000 1000000`.",
+        "",
+        *keys_lines(rows),
+        "",
+    ]
+
+
+def keys_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    cells: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        cells[row["keys"], row["way"]].append(row)
+    lines = [HEADING, "|---" * 6 + "|"]
+    for keys in sorted({row["keys"] for row in rows}):
+        mine, sql = cells[keys, "godwit-native"], cells[keys, "spark-sql"]
+        ratio = _middle(mine, "rows_per_second") / _middle(sql, "rows_per_second")
+        memory = f"{_middle(mine, 'hosts_bytes') / 1e6:,.0f} | {_middle(mine, 'bytes_per_key'):,.0f}"
+        lines.append(f"| {keys:,} | {_rate(mine)} | {_rate(sql)} | {ratio:.1f} | {memory} |")
+    return lines
+
+
+def _rate(rows: Sequence[dict[str, Any]]) -> str:
+    rates = sorted(row["rows_per_second"] for row in rows)
+    reached = min(row["keys_reached"] for row in rows)
+    note = "" if reached >= rows[0]["keys"] else f"; {reached:,} keys in the time given"
+    return f"{statistics.median(rates):,.0f} ({rates[0]:,.0f}-{rates[-1]:,.0f}{note})"
+
+
+def _middle(rows: Sequence[dict[str, Any]], field: str) -> float:
+    return float(statistics.median(row[field] for row in rows))
