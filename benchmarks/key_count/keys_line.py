@@ -1,4 +1,4 @@
-"""Key-count by number of keys: rows a second and the memory of the hosts, beside Spark SQL on the same rows in the same session.
+"""Key-count by number of keys: rows a second and the memory of the hosts, beside Spark SQL in the same session.
 
 First every key comes once, so that its state is there; then rows of random keys are measured. A limit of time ends what would
 take too long: then the line says how many keys had come.

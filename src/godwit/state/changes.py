@@ -134,19 +134,22 @@ def _key_columns(parts: Sequence[Sequence[Key]], key_codec: KeyCodec) -> list[pa
 
 def _repeated(numbers: list[int], lengths: list[int], kind: type[np.integer[Any]]) -> pa.Array[Any]:
     """Each number as often as its length says."""
-    if len(numbers) > 1:
+    if len(numbers) != 1:
         return pa.array(np.repeat(np.array(numbers, kind), lengths))
-    if lengths[0] < _CELLS_FEW:
-        return _a_few(numbers[0], lengths[0], kind().dtype)
-    return pa.array(np.full(lengths[0], numbers[0], kind))
+    return (_a_few if lengths[0] < _CELLS_FEW else _as_often)(numbers[0], lengths[0], kind)
+
+
+def _as_often(number: int, count: int, kind: Any) -> pa.Array[Any]:
+    array: pa.Array[Any] = pa.array(np.full(count, number, kind))
+    return array
 
 
 # An array never changes, and chunks of a few rows need the same ones again and again.
 
 
 @lru_cache(maxsize=4096)
-def _a_few(number: int, count: int, kind: np.dtype[Any]) -> pa.Array[Any]:
-    return pa.array(np.full(count, number, kind))
+def _a_few(number: int, count: int, kind: Any) -> pa.Array[Any]:
+    return _as_often(number, count, kind)
 
 
 @lru_cache(maxsize=_CELLS_FEW)
