@@ -135,11 +135,13 @@ def _key_columns(parts: Sequence[Sequence[Key]], key_codec: KeyCodec) -> list[pa
 def _repeated(numbers: list[int], lengths: list[int], kind: type[np.integer[Any]]) -> pa.Array[Any]:
     """Each number as often as its length says."""
     if len(numbers) != 1:
-        return pa.array(np.repeat(np.array(numbers, kind), lengths))
-    return (_a_few if lengths[0] < _CELLS_FEW else _as_often)(numbers[0], lengths[0], kind)
+        array: pa.Array[Any] = pa.array(np.repeat(np.array(numbers, kind), lengths))
+        return array
+    number, count, letter = numbers[0], lengths[0], np.dtype(kind).char
+    return _a_few(number, count, letter) if count < _CELLS_FEW else _as_often(number, count, letter)
 
 
-def _as_often(number: int, count: int, kind: Any) -> pa.Array[Any]:
+def _as_often(number: int, count: int, kind: str) -> pa.Array[Any]:
     array: pa.Array[Any] = pa.array(np.full(count, number, kind))
     return array
 
@@ -148,7 +150,7 @@ def _as_often(number: int, count: int, kind: Any) -> pa.Array[Any]:
 
 
 @lru_cache(maxsize=4096)
-def _a_few(number: int, count: int, kind: Any) -> pa.Array[Any]:
+def _a_few(number: int, count: int, kind: str) -> pa.Array[Any]:
     return _as_often(number, count, kind)
 
 
