@@ -38,6 +38,9 @@ class ValueColumns:
         self._stage = Beside(width)
         self._undo = Beside(width)
         self._found: tuple[Sequence[Key], Numbers] | None = None  # the keys that were read last: they are written next
+        self._written: tuple[Sequence[Key], Numbers] | None = (
+            None  # the keys that were written last: they are installed next
+        )
 
     # -- many keys at once -------------------------------------------------------------------------------------------
 
@@ -54,7 +57,9 @@ class ValueColumns:
         self._found = None
         if len(positions) < len(keys):
             numbers, keys = numbers[positions], keys_at(keys, positions)
-        self._stage.put(self._with_new(keys, numbers), payloads, True, new=not self._stage)
+        numbers = self._with_new(keys, numbers)
+        self._written = (keys, numbers)
+        self._stage.put(numbers, payloads, True, new=not self._stage)
 
     # -- as every variable with one value ----------------------------------------------------------------------------
 
@@ -133,12 +138,15 @@ class ValueColumns:
             self._there[added] = True
             self._there[cleared] = False
             self.count += len(added) - len(cleared)
-            return InstalledKeys(self._keys(added), self._keys(cleared))
+            moves = InstalledKeys(self._keys(added), self._keys(cleared))
+            self._written = None
+            return moves
 
         return install
 
     def rollback(self) -> None:
         self._stage.clear()
+        self._written = None
 
     def savepoint(self, keys: Sequence[Key]) -> Callable[[], None]:
         before = self._stage.of(self._find(keys))
@@ -194,7 +202,11 @@ class ValueColumns:
         return self._numbers.find(keys)
 
     def _keys(self, numbers: Numbers) -> Sequence[Key]:
-        return self._numbers.keys(numbers) if len(numbers) else ()
+        if not len(numbers):
+            return ()
+        if self._written is not None and _equal(self._written[1], numbers):
+            return self._written[0]  # as they came
+        return self._numbers.keys(numbers)
 
     def _has(self, numbers: Numbers) -> Mask:
         if not len(self._numbers):
@@ -247,7 +259,8 @@ class ValueColumns:
         stay = np.flatnonzero(self._there[: len(self._numbers)])
         self._numbers = self._numbers.only(stay)
         self._payloads, self._there = rows_at(self._payloads, stay), np.ones(len(stay), np.bool_)
-        self._stage, self._undo, self._found = Beside(self.width), Beside(self.width), None
+        self._stage, self._undo = Beside(self.width), Beside(self.width)
+        self._found = self._written = None
         self._stage.cover(len(stay))
         self._undo.cover(len(stay))
 
@@ -271,3 +284,7 @@ class ValueColumns:
                 f"{count} values of {self.width} bytes each are expected, not {len(data)} bytes", variable=self.var
             )
         return np.frombuffer(data, np.uint8).reshape(count, self.width)
+
+
+def _equal(some: Numbers, others: Numbers) -> bool:
+    return len(some) == len(others) and bool((some == others).all())
