@@ -224,11 +224,14 @@ def latest(
         return table
     op = table.column(len(key_names) + 1).to_numpy()
     row = np.arange(count, dtype=np.int64)
-    of_var = _Groups(count)
+    of_var = _Groups.one(count)
     for i in range(len(key_names)):
         of_var = of_var.refined(table.column(i))
     of_var = of_var.refined(_same_variable(table.column(len(key_names)), newest or {}))
     of_sub = of_var.refined(table.column(len(key_names) + 2))
+
+    if of_sub is of_var and of_var.in_order and (op == PUT).all():  # of one value: the usual case
+        return table.take(of_var.last(row))
 
     clears, removes, puts = (row[op == kind] for kind in (CLEAR, REMOVE, PUT))
     last_clear = of_var.last(clears)
@@ -254,26 +257,41 @@ def _same_variable(var: pa.ChunkedArray[Any], newest: Mapping[int, int | None]) 
 
 
 class _Groups:
-    """Rows that are alike: `codes` has a number below `size` for every row, equal where the rows are."""
+    """Rows that are alike: `codes` has a number below `size` for every row, equal where the rows are.
 
-    def __init__(self, count: int) -> None:
-        self.codes: RowNumbers = np.zeros(count, np.int64)
-        self.size = 1
+    `in_order`: the groups are numbered in the order in which they appear.
+    """
+
+    def __init__(self, codes: RowNumbers, size: int, in_order: bool) -> None:
+        self.codes = codes
+        self.size = size
+        self.in_order = in_order
+
+    @classmethod
+    def one(cls, count: int) -> _Groups:
+        """All rows are alike."""
+        return cls(np.zeros(count, np.int64), 1, True)
 
     def refined(self, column: pa.ChunkedArray[Any]) -> _Groups:
         """Groups whose rows are alike in this column too (null is like null)."""
-        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-        groups = _Groups(0)
-        groups.size = self.size * len(encoded.dictionary)
-        groups.codes = self.codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
-        if groups.size > 2 * len(self.codes):  # most numbers are unused: number the groups anew
-            dense = pa.array(groups.codes).dictionary_encode()
-            groups.size = len(dense.dictionary)
-            groups.codes = dense.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        return groups
+        if column.null_count == len(column):
+            return self
+        values, size = _encoded(column.combine_chunks())
+        if self.size == 1 or size == 1:
+            return self if size == 1 else _Groups(values, size, True)
+        codes, size = self.codes * size + values, self.size * size
+        if size <= 2 * len(codes):
+            return _Groups(codes, size, False)
+        return _Groups(*_encoded(pa.array(codes)), True)  # most numbers are unused: number the groups anew
 
     def last(self, rows: RowNumbers) -> RowNumbers:
         """The last of `rows` in every group, -1 where there is none."""
         last = np.full(self.size, -1, np.int64)
         last[self.codes[rows]] = rows  # where an index repeats, the last assignment stays
         return last
+
+
+def _encoded(column: pa.Array[Any]) -> tuple[RowNumbers, int]:
+    """A number for every value, in the order in which values appear, and how many there are."""
+    encoded = column.dictionary_encode(null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
