@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import cloudpickle
@@ -23,7 +24,10 @@ from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.messages import OperatorDefinition
+from godwit.runtime.processor.native import NativeAdapter, Processor
+from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import Operator, OperatorSpec
+from godwit.runtime.processor.states_of_keys import States
 from godwit.runtime.processor.watchdog import Watch
 from godwit.spark.pyspark_api.call_settings import CallSettings
 from godwit.spark.pyspark_api.stateful import RowAdapter, describe
@@ -34,6 +38,8 @@ NAME = "everything"
 INPUT = pa.schema([("key", pa.string()), ("v", pa.int64())])
 KEY = pa.schema([INPUT.field("key")])
 OUTPUT = pa.schema([("key", pa.string()), ("said", pa.string())])
+NUMBERED = pa.schema([("key", pa.int64()), ("v", pa.int64())])
+NUMBERED_KEY = pa.schema([NUMBERED.field("key")])
 TTL_MS = 1_000
 _CODEC = KeyCodec(KEY)
 
@@ -89,6 +95,26 @@ def operator_of(processor: StatefulProcessor | None = None) -> Operator:
     variables = describe(processor, "processingTime").variables
     adapter = RowAdapter(processor, variables, KEY, OUTPUT, CallSettings(time_mode="processingTime"))
     spec = OperatorSpec(NAME, type(processor).__name__, "row", KEY, OUTPUT, variables, time_mode="processingTime")
+    return Operator(spec, cloudpickle.dumps(adapter))
+
+
+class Columns(Processor):
+    """Counts rows, and forgets a key from time to time: its state is in columns."""
+
+    state = MappingProxyType({"n": pa.int64(), "last": pa.int32()})
+    output_schema = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+
+    def process(self, rows: Rows, state: States, times: Times) -> Outputs:
+        counts = state["n"][rows.codes] + rows.rank + 1
+        state["n"] += rows.counts
+        state["last"] = rows.batch.column("v").to_numpy()[rows.last]
+        state.remove(state["last"] % 7 == 0)
+        return self.emit(rows, n=counts)
+
+
+def columns_operator() -> Operator:
+    adapter = NativeAdapter(Columns(), NUMBERED, ["key"])
+    spec = OperatorSpec(NAME, "Columns", "native", NUMBERED_KEY, adapter.output_schema, adapter.variables)
     return Operator(spec, cloudpickle.dumps(adapter))
 
 
@@ -155,6 +181,14 @@ def chunk_of(rows: Sequence[tuple[str, int]], first: int = 0) -> Chunk:
     batch = pa.RecordBatch.from_arrays([pa.array(keys), pa.array([v for _, v in rows], pa.int64())], schema=INPUT)
     hashes = np.array([_CODEC.route_hash((key,)) for key in keys], np.int64)
     return Chunk(batch, np.arange(first, first + len(rows), dtype=np.int64), hashes)
+
+
+def numbered_chunk_of(rows: Sequence[tuple[str, int]], first: int = 0) -> Chunk:
+    """The same rows with keys that are numbers."""
+    chunk = chunk_of(rows, first)
+    numbers = pa.array([int(key[1:]) for key, _ in rows], pa.int64())
+    batch = pa.RecordBatch.from_arrays([numbers, chunk.batch.column("v")], schema=NUMBERED)
+    return Chunk(batch, chunk.rows, chunk.hashes)
 
 
 def everything_of(instance: Instance, counted: bool = True) -> dict[str, Any]:

@@ -32,7 +32,18 @@ from godwit.runtime.handover.forwarding import Forwarder
 from godwit.runtime.handover.incoming import IncomingHandover
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.processor.rows import Times
-from tests.property.bench_host import NAME, BenchHost, chunk_of, everything_of, operator_of, request, welcome
+from godwit.runtime.processor.spec import Operator
+from tests.property.bench_host import (
+    NAME,
+    BenchHost,
+    chunk_of,
+    columns_operator,
+    everything_of,
+    numbered_chunk_of,
+    operator_of,
+    request,
+    welcome,
+)
 
 OWN = str(Path(godwit.__file__).parent)
 SPILLING = 2_000  # bytes: less than one chunk takes
@@ -105,14 +116,16 @@ class Sweep:
         prelude: list[Job],
         fault: type[BaseException] = Fault,
         thorough: bool = False,
+        operator: Operator = OPERATOR,
     ) -> None:
+        self.operator = operator
         self.directory, self.memory_max_bytes, self.prelude = directory, memory_max_bytes, prelude
         self.fault, self.thorough = fault, thorough
         self.worlds = count()
         self.undone = self.recovered = 0
 
     def fresh(self) -> BenchHost:
-        host = BenchHost(self.directory / str(next(self.worlds)), OPERATOR, self.memory_max_bytes)
+        host = BenchHost(self.directory / str(next(self.worlds)), self.operator, self.memory_max_bytes)
         for job in self.prelude:
             job(host)
         host.settle()
@@ -211,6 +224,18 @@ def swept(path: Path, job: Job, *given: Any, told_once: bool = False, prelude: A
 
 def test_chunk_is_applied_whole_or_not_at_all(tmp_path: Path) -> None:
     swept(tmp_path, applied(1, rows_of(11), 36))
+
+
+@pytest.mark.parametrize("fault", [Fault, pytest.param(Interrupt, marks=pytest.mark.long)])
+def test_chunk_is_applied_whole_or_not_at_all_where_state_is_in_columns(
+    tmp_path: Path, fault: type[BaseException]
+) -> None:
+    def applied_numbers(rows: list[tuple[str, int]], first: int) -> Job:
+        return lambda host: host.do(lambda i: i.apply(request(1), "0", numbered_chunk_of(rows, first)))
+
+    prelude = [opened(1, 1_000), *(applied_numbers(rows_of(7 * at), 12 * at) for at in range(3))]
+    job = applied_numbers(rows_of(18, 8), 36)
+    swept(tmp_path, job, prelude=prelude, fault=fault, operator=columns_operator(), thorough=True)
 
 
 @pytest.mark.long

@@ -90,7 +90,7 @@ class TwoForms(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         self.restores.clear()
-        self.both(lambda state: sorted_rows(state.commit().to_batch(self.codec)) if staged(state) else None)
+        self.both(lambda state: sorted_rows(state.commit().to_batch(self.codec)))
 
     @rule()
     def rollback(self) -> None:
@@ -125,7 +125,7 @@ class TwoForms(RuleBasedStateMachine):
     @rule(of=some)
     def drop(self, of: list[int]) -> None:
         self.rollback()
-        self.both(lambda state: sorted_rows(state.drop(self.keys(of)).to_batch(self.codec)) if state.keys() else None)
+        self.both(lambda state: sorted_rows(state.drop(self.keys(of)).to_batch(self.codec)))
 
     @rule()
     def begin_anew(self) -> None:
@@ -166,10 +166,6 @@ class TwoForms(RuleBasedStateMachine):
             self.both(lambda state, committed=committed: shown(state, committed))
 
 
-def staged(state: KeyedState) -> bool:
-    return any(table.staged for table in state._tables.values())
-
-
 def sorted_rows(batch: pa.RecordBatch) -> list[Any]:
     return sorted(map(repr, zip(*[column.to_pylist() for column in batch.columns], strict=True)))
 
@@ -183,7 +179,7 @@ def shown(state: KeyedState, committed: bool) -> list[tuple[str, str]]:
 
 
 TestTwoForms = TwoForms.TestCase
-TestTwoForms.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTwoForms.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("kind", ["number", "text"])

@@ -87,10 +87,8 @@ class Beside:
         self._numbers[begin:end] = numbers
         self._there[begin:end] = there
         self._payloads[begin:end] = 0 if payloads is None else payloads
+        self._count = end  # before `_at`: so `clear` reaches all of this after an interrupt, too
         self._at[numbers] = np.arange(begin, end, dtype=np.int32)  # where a number repeats, the last assignment stays
-        self._count = end
-        if self._count > 2 * len(self._at) + 1024:
-            self._close_gaps()
 
     def put_missing(self, numbers: Numbers, payloads: Payloads, there: Mask) -> None:
         """Set the entries of numbers that have none. The numbers are distinct."""
@@ -144,9 +142,3 @@ class Beside:
         here = self._at[self._numbers[: self._count]] == np.arange(self._count, dtype=np.int32)
         live: Numbers = np.flatnonzero(here)
         return live
-
-    def _close_gaps(self) -> None:
-        live = self._live()
-        self._numbers, self._payloads, self._there = self.entries()
-        self._count, self._distinct = len(live), True
-        self._at[self._numbers] = np.arange(self._count, dtype=np.int32)

@@ -81,8 +81,8 @@ class AnyKeys:
 
     def add(self, keys: Sequence[Key]) -> Numbers:
         numbers = np.arange(len(self._keys), len(self._keys) + len(keys))
+        self._keys += list(keys)  # first: after an interrupt here no key has these numbers
         self._numbers.update(zip(keys, numbers.tolist(), strict=True))
-        self._keys += keys
         return numbers
 
     def keys(self, numbers: Numbers) -> list[Key]:
@@ -107,8 +107,7 @@ class FixedKeys:
         self._all_int64 = all(map(pa.types.is_int64, codec.stored_schema.types))
         self._count = 0
         self._words: Words = [np.empty(0, np.int64) for _ in codec.stored_schema]  # by number
-        self._bits = _BITS_MIN
-        self._slots = np.full(1 << self._bits, NO_NUMBER, np.int32)
+        self._slots = np.full(1 << _BITS_MIN, NO_NUMBER, np.int32)
 
     def __len__(self) -> int:
         return self._count
@@ -145,7 +144,7 @@ class FixedKeys:
         return numbers
 
     def _find(self, words: Words) -> Numbers:
-        places = self._places(words)
+        places = _places(words, len(self._slots))
         numbers = self._slots[places]
         left = self._other(numbers, words).nonzero()[0]
         last = len(self._slots) - 1
@@ -158,43 +157,29 @@ class FixedKeys:
         return numbers.astype(np.int64)
 
     def _other(self, numbers: npt.NDArray[np.int32], words: Words) -> Mask:
-        """Where the slot has the number of another key."""
+        """Where the slot has the number of another key, or a number that no key has."""
         if not self._count:
-            return np.zeros(len(numbers), np.bool_)
-        other: Mask = self._words[0][numbers] != words[0]
+            return numbers >= 0
+        other: Mask = (self._words[0][numbers] != words[0]) | (numbers >= self._count)
         for mine, given in zip(self._words[1:], words[1:], strict=True):
             other |= mine[numbers] != given
         other &= numbers >= 0
         return other
 
     def _add(self, words: Words) -> Numbers:
-        first, count = self._count, len(words[0])
-        self._count = first + count
-        self._words = [grown(column, self._count) for column in self._words]
+        """The count changes last: after an interrupt before that, slots have numbers that no key has, see `_other`."""
+        first, count = self._count, self._count + len(words[0])
+        self._words = [grown(column, count) for column in self._words]
         for column, given in zip(self._words, words, strict=True):
-            column[first : self._count] = given
-        if 2 * self._count > len(self._slots):
-            self._bits = max(_BITS_MIN, (2 * self._count - 1).bit_length())
-            self._slots = np.full(1 << self._bits, NO_NUMBER, np.int32)
-            self._fill(np.arange(self._count), [column[: self._count] for column in self._words])
+            column[first:count] = given
+        if 2 * count > len(self._slots):
+            slots = np.full(1 << max(_BITS_MIN, (2 * count - 1).bit_length()), NO_NUMBER, np.int32)
+            _fill(slots, np.arange(count), [column[:count] for column in self._words])
+            self._slots = slots
         else:
-            self._fill(np.arange(first, self._count), words)
-        return np.arange(first, self._count)
-
-    def _fill(self, numbers: Numbers, words: Words) -> None:
-        """Give each number the first free slot from its hash on. Of several that want the same slot one gets it."""
-        places, last = self._places(words), len(self._slots) - 1
-        while len(numbers):
-            free = self._slots[places] < 0
-            self._slots[places[free]] = numbers[free]
-            without = self._slots[places] != numbers
-            numbers, places = numbers[without], places[without] + 1 & last
-
-    def _places(self, words: Words) -> Positions:
-        mixed = _mixed(words[0].view(np.uint64))
-        for column in words[1:]:
-            mixed = _mixed(mixed ^ column.view(np.uint64))
-        return (mixed >> np.uint64(64 - self._bits)).astype(np.int64)
+            _fill(self._slots, np.arange(first, count), words)
+        self._count = count
+        return np.arange(first, count)
 
     def _words_of(self, keys: Sequence[Key]) -> Words:
         if isinstance(keys, KeyColumns):
@@ -213,6 +198,24 @@ class FixedKeys:
             types = self._codec.stored_schema.types
             columns = [column.cast(t) for column, t in zip(columns, types, strict=True)]
         return KeyColumns(self._codec, columns)
+
+
+def _fill(slots: npt.NDArray[np.int32], numbers: Numbers, words: Words) -> None:
+    """Give each number the first free slot from its hash on. Of several that want the same slot one gets it."""
+    places, last = _places(words, len(slots)), len(slots) - 1
+    while len(numbers):
+        free = slots[places] < 0
+        slots[places[free]] = numbers[free]
+        without = slots[places] != numbers
+        numbers, places = numbers[without], places[without] + 1 & last
+
+
+def _places(words: Words, slot_count: int) -> Positions:
+    """Where the search for a key begins: `slot_count` is a power of two."""
+    mixed = _mixed(words[0].view(np.uint64))
+    for column in words[1:]:
+        mixed = _mixed(mixed ^ column.view(np.uint64))
+    return (mixed >> np.uint64(65 - slot_count.bit_length())).astype(np.int64)
 
 
 def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

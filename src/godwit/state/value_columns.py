@@ -240,12 +240,16 @@ class ValueColumns:
         new = (numbers < 0).nonzero()[0]
         if not len(new):
             return numbers
+        self._found = None
+        self._cover(len(self._numbers) + len(new))
         numbers[new] = self._add(keys_at(keys, new))
-        count = len(self._numbers)
+        return numbers
+
+    def _cover(self, count: int) -> None:
+        """Make room for so many numbers, before there are so many."""
         self._payloads, self._there = grown(self._payloads, count), grown(self._there, count)
         self._stage.cover(count)
         self._undo.cover(count)
-        return numbers
 
     def _add(self, keys: Sequence[Key]) -> Numbers:
         try:
@@ -261,8 +265,7 @@ class ValueColumns:
         self._payloads, self._there = rows_at(self._payloads, stay), np.ones(len(stay), np.bool_)
         self._stage, self._undo = Beside(self.width), Beside(self.width)
         self._found = self._written = None
-        self._stage.cover(len(stay))
-        self._undo.cover(len(stay))
+        self._cover(len(stay))
 
     def _rows(self, numbers: Numbers, committed: bool) -> Iterator[Row]:
         payloads, there = rows_at(self._payloads, numbers), self._there[numbers]
