@@ -12,10 +12,10 @@ from benchmarks.campaign.aims import aims
 from benchmarks.plots.evaluation import Evaluation
 from benchmarks.report import headline, html, markdown, read
 from benchmarks.report.following import following_part, paid
-from benchmarks.report.keys import keys_part
+from benchmarks.report.keys import keys_part, newest_of_each
 from benchmarks.report.real_time_part import real_time_part, settings_part
 from benchmarks.running.measures import spread as spread_of
-from benchmarks.running.record import RESULTS, ROOT, kept, newest
+from benchmarks.running.record import RESULTS, ROOT, every, newest
 
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 NAMES = {
@@ -240,7 +240,7 @@ def page() -> str:
         "",
         *ratios(),
         "",
-        *keys_part(newest("keys"), measured_on("keys")),
+        *keys_part(newest_of_each(every("keys"))),
         "## Recovery of a killed host",
         f"Measured on {measured_on('recovery')}. One host, values of 1,000 B, SIGKILL until the next generation serves.",
         "",
@@ -248,8 +248,8 @@ def page() -> str:
         "",
         *migration_part(),
         *following_part(),
-        *real_time_part(kept("real-time")),
-        *settings_part(kept("tuning")),
+        *real_time_part(every("real-time")),
+        *settings_part(every("tuning")),
     ]
     return "\n".join(parts)
 

@@ -12,13 +12,20 @@ HEADING = (
 )
 
 
-def keys_part(rows: Sequence[dict[str, Any]], measured_on: str) -> list[str]:
+def newest_of_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each number of keys the lines of the last run that has it: many keys take a run of their own."""
+    runs = {row["keys"]: row["run"] for row in rows}
+    return [row for row in rows if row["run"] == runs[row["keys"]]]
+
+
+def keys_part(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Nothing before the first run is kept."""
     if not rows:
         return []
+    machine, commits = rows[0]["machine"], ", ".join(dict.fromkeys(row["commit"] for row in rows))
     return [
         "## Key-count by number of keys",
-        f"Measured on {measured_on}. {rows[0]['batch_rows']:,} rows a batch, 2 hosts. All keys have come before",
+        f"Measured on {machine['cores']} cores ({machine['cpu']}), commit {commits}. {rows[0]['batch_rows']:,} rows a batch, 2 hosts. All keys have come before",
         "rows are measured. B a key: by how much the processes of the hosts have grown, with buffers and the batch. Made by",
         "`python -m benchmarks key-count --keys 10000 100000 1000000`.",
         "",

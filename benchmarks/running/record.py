@@ -82,15 +82,15 @@ def keep(name: str, line: dict[str, Any]) -> Path:
     return path
 
 
-def kept(name: str) -> list[dict[str, Any]]:
-    """All lines of a file of results."""
+def every(name: str) -> list[dict[str, Any]]:
+    """All lines of a file of results, oldest first."""
     path = RESULTS / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def newest(name: str, benchmark: str | None = None) -> list[dict[str, Any]]:
     """The lines of the last run in a file of results; of one benchmark only, where the file has several."""
-    mine = [line for line in kept(name) if benchmark is None or line["benchmark"] == benchmark]
+    mine = [line for line in every(name) if benchmark is None or line["benchmark"] == benchmark]
     return [line for line in mine if line["run"] == mine[-1]["run"]]
 
 

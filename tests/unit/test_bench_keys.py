@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.report.keys import keys_lines, keys_part
+from benchmarks.report.keys import keys_lines, keys_part, newest_of_each
 
 
 def row(keys: int, way: str, rate: float, reached: int | None = None) -> dict[str, Any]:
@@ -39,4 +39,9 @@ def test_numbers_of_keys_go_up() -> None:
 
 
 def test_before_the_first_run_the_page_says_nothing() -> None:
-    assert keys_part([], "no machine yet") == []
+    assert keys_part([]) == []
+
+
+def test_of_each_number_of_keys_the_last_run_counts() -> None:
+    rows = [{"keys": keys, "run": run} for keys, run in [(1, "a"), (2, "a"), (1, "b"), (1, "b"), (3, "c")]]
+    assert newest_of_each(rows) == [rows[1], *rows[2:]]
