@@ -25,7 +25,8 @@ def keys_part(rows: Sequence[dict[str, Any]]) -> list[str]:
     machine, commits = rows[0]["machine"], ", ".join(dict.fromkeys(row["commit"] for row in rows))
     return [
         "## Key-count by number of keys",
-        f"Measured on {machine['cores']} cores ({machine['cpu']}), commit {commits}. {rows[0]['batch_rows']:,} rows a batch, 2 hosts. All keys have come before",
+        f"Measured on {machine['cores']} cores ({machine['cpu']}), commit {commits}. 2 hosts,",
+        f"{rows[0]['batch_rows']:,} rows a batch. All keys have come before",
         "rows are measured. B a key: by how much the processes of the hosts have grown, with buffers and the batch. Made by",
         "`python -m benchmarks key-count --keys 10000 100000 1000000`.",
         "",

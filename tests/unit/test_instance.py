@@ -25,7 +25,14 @@ from godwit.state.keyed_state import KeyedState
 from godwit.state.keys import KeyCodec
 from godwit.transport import typed
 
+FORM = {"in_columns": False}
 INPUT = pa.schema([("key", pa.int64()), ("at", pa.timestamp("ms")), ("v", pa.int64())])
+
+
+@pytest.fixture(params=[False, True], ids=["by-key", "in-columns"], autouse=True)
+def in_columns(request: pytest.FixtureRequest) -> None:
+    """Every test is run with both forms of a table in memory."""
+    FORM["in_columns"] = request.param
 
 
 class Sum(godwit.Processor):
@@ -47,7 +54,7 @@ def instance_of(processor: godwit.Processor, **spec: Any) -> Instance:
     key_schema = pa.schema([INPUT.field("key")])
     made = OperatorSpec("sum", "Sum", "native", key_schema, adapter.output_schema, adapter.variables, **spec)
     codec = KeyCodec(key_schema, "UTC")
-    instance = Instance("sum", made, KeyedState(made.variables, codec), codec)
+    instance = Instance("sum", made, KeyedState(made.variables, codec, **FORM), codec)
     instance.attach(made, adapter)
     return instance
 

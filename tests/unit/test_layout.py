@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,17 @@ ITEMS = Variable("items", "list", INT)
 SEEN = Variable("seen", "map", INT, pa.schema({"k": pa.string()}))
 TTL = Variable("recent", "value", INT, ttl_ms=1_000)
 FIRST = Layout.first((COUNT, ITEMS))
+FORM = {"in_columns": False}
+
+
+@pytest.fixture(params=[False, True], ids=["by-key", "in-columns"], autouse=True)
+def in_columns(request: pytest.FixtureRequest) -> None:
+    """Every test is run with both forms of a table in memory."""
+    FORM["in_columns"] = request.param
+
+
+def new_state(layout: Layout | Sequence[Variable]) -> KeyedState:
+    return KeyedState(layout, KEYS, **FORM)
 
 
 def wider(variable: Variable, schema: pa.Schema = LONG) -> Variable:
@@ -117,7 +129,7 @@ def test_a_layout_is_refused_on_the_form_of_a_variable_that_was_not_declared_for
 
 def written() -> KeyedState:
     """Of every kind, and two batches: the second is not settled."""
-    state = KeyedState((COUNT, ITEMS, SEEN, TTL), KEYS)
+    state = new_state((COUNT, ITEMS, SEEN, TTL))
     for n in (1, 2):
         state.value_put(0, ("a",), payload(INT, n))
         state.list_append(1, ("a",), [payload(INT, n)])
@@ -162,7 +174,7 @@ def test_what_was_settled_takes_the_later_form_too() -> None:
 
 
 def test_rows_of_old_forms_are_read_with_the_later_layout() -> None:
-    before, after = written(), KeyedState(WIDER, KEYS)
+    before, after = written(), new_state(WIDER)
     for batch in exported(before):
         after.replay(batch)
     before.redefine(WIDER)
@@ -170,7 +182,7 @@ def test_rows_of_old_forms_are_read_with_the_later_layout() -> None:
 
 
 def test_committed_rows_of_old_forms_are_read_with_the_later_layout() -> None:
-    before, after = written(), KeyedState(WIDER, KEYS)
+    before, after = written(), new_state(WIDER)
     for batch in exported(before):
         after.replay(batch)
     after.settle()
@@ -185,14 +197,14 @@ def test_rows_of_both_forms_may_be_mixed() -> None:
     changes = Changes()
     changes.add(1, PUT, [("a",)], [b"x"], [payload(LONG, 1)])
     changes.add(0, PUT, [("a",), ("a",)], [b"y", b"z"], [payload(INT, 2), payload(INT, 3)])
-    state = KeyedState(layout, KEYS)
+    state = new_state(layout)
     state.replay(changes.to_batch(KEYS))
     assert [sub for sub, _ in state.map_items(0, ("a",))] == [b"x", b"y", b"z"], "in the order of the rows"
 
 
 def test_a_clear_in_an_old_form_clears_the_variable() -> None:
     layout = Layout.first((COUNT,)).evolved((wider(COUNT),))
-    state = KeyedState(layout, KEYS)
+    state = new_state(layout)
     for number, op, values in ((1, PUT, [payload(LONG, 1)]), (0, CLEAR, None)):
         changes = Changes()
         changes.add(number, op, [("a",)], None, values)
@@ -201,7 +213,7 @@ def test_a_clear_in_an_old_form_clears_the_variable() -> None:
 
 
 def test_a_variable_that_is_not_declared_keeps_its_state_and_moves_with_its_key() -> None:
-    state, target = written(), KeyedState((), KEYS)
+    state, target = written(), new_state(())
     hidden = state.layout.evolved((ITEMS,))
     state.redefine(hidden)
     target.redefine(hidden)
@@ -212,7 +224,7 @@ def test_a_variable_that_is_not_declared_keeps_its_state_and_moves_with_its_key(
 
 
 def test_a_deleted_variable_is_gone_at_once_and_does_not_come_back() -> None:
-    state = KeyedState((COUNT, ITEMS), KEYS)
+    state = new_state((COUNT, ITEMS))
     state.value_put(0, ("only",), payload(INT, 1))
     state.list_append(1, ("a",), [payload(INT, 1)])
     state.commit()
@@ -227,7 +239,7 @@ def test_a_deleted_variable_is_gone_at_once_and_does_not_come_back() -> None:
 
 
 def test_a_changed_ttl_counts_for_what_is_written_from_then_on() -> None:
-    state = KeyedState((TTL,), KEYS)
+    state = new_state((TTL,))
     state.value_put(0, ("old",), payload(INT, 1))
     state.commit()
     state.redefine(state.layout.evolved((replace(TTL, ttl_ms=10),)))
@@ -238,24 +250,24 @@ def test_a_changed_ttl_counts_for_what_is_written_from_then_on() -> None:
 
 
 def test_a_field_that_was_removed_and_is_added_again_is_null() -> None:
-    state = KeyedState((wider(COUNT, NAMED),), KEYS)
+    state = new_state((wider(COUNT, NAMED),))
     state.value_put(0, ("a",), payload(NAMED, "x", 1))
     state.commit()
     rows = exported(state)
     layout = state.layout.evolved((wider(COUNT),)).evolved((wider(COUNT, NAMED),))
     state.redefine(layout)
     assert value(state, "a") == (None, 1)
-    later = KeyedState(layout, KEYS)
+    later = new_state(layout)
     later.replay(rows[0])
     assert value(later, "a") == (None, 1), "whether it was converted at each definition or at once"
 
 
 def test_rows_of_a_definition_that_this_process_does_not_have_are_refused() -> None:
-    ahead = KeyedState(WIDER, KEYS)
+    ahead = new_state(WIDER)
     ahead.value_put(3, ("a",), payload(LONG, 1))
     ahead.commit()
     for behind in (WIDER.past[0].variable, wider(COUNT, NAMED)):
-        state = KeyedState(Layout.first((COUNT,)).evolved((behind,)), KEYS)
+        state = new_state(Layout.first((COUNT,)).evolved((behind,)))
         for take in (state.replay, state.amend):
             with pytest.raises(HostUnavailable, match="a later definition"):
                 take(exported(ahead)[0])

@@ -20,6 +20,13 @@ from godwit.state.keys import KeyCodec
 
 CARS = pa.schema({"car": pa.string(), "speed": pa.float64()})
 NOW = Times(processing_ms=0, watermark_ms=0)
+FORM = {"in_columns": False}
+
+
+@pytest.fixture(params=[False, True], ids=["by-key", "in-columns"], autouse=True)
+def in_columns(request: pytest.FixtureRequest) -> None:
+    """Every test is run with both forms of a table in memory."""
+    FORM["in_columns"] = request.param
 
 
 def group(batch: pa.RecordBatch, codec: KeyCodec) -> Rows:
@@ -36,7 +43,7 @@ class Instance:
         self.schema = schema
         self.adapter = NativeAdapter(processor, schema, keys)
         self.codec = KeyCodec(pa.schema([schema.field(name) for name in keys]))
-        self.state = KeyedState(self.adapter.variables, self.codec, None, None)
+        self.state = KeyedState(self.adapter.variables, self.codec, **FORM)
         self.adapter.open(self.state)
 
     def rows(self, rows: Sequence[tuple[Any, ...]]) -> Rows:
