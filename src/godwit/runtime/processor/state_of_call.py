@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from godwit.runtime.processor.rows import Index
 from godwit.runtime.processor.state_columns import Columns, Packer
 from godwit.state.columns import Mask, Payloads
 from godwit.state.keyed_state import KeyedState
@@ -25,7 +24,7 @@ class PackedState(Protocol):
     def read(self) -> Columns: ...
 
     def write(self, columns: Columns, keep_new: bool, gone: Mask) -> None:
-        """`keep_new`: keys that are new are written even if their state is zero. Keys that are `gone` are not written."""
+        """Keys that are `gone` are not written. `keep_new`: a new key is written even if its state is zero, with all other keys."""
         ...
 
 
@@ -48,8 +47,9 @@ class FixedWidth:
 
     def write(self, columns: Columns, keep_new: bool, gone: Mask) -> None:
         payloads = self._packer.pack_rows(columns, len(self._keys))
-        written = (payloads != self._before).any(axis=1)
-        positions = _written(written, self.new, keep_new, gone)
+        everything = keep_new and bool(self.new.any())
+        written = ~gone if everything else (payloads != self._before).any(axis=1) & ~gone
+        positions = written.nonzero()[0]
         payloads = payloads if len(positions) == len(payloads) else payloads[positions]
         self._keyed.value_write(STATE_PLACE, self._keys, positions, payloads)
 
@@ -69,14 +69,9 @@ class AnyWidth:
 
     def write(self, columns: Columns, keep_new: bool, gone: Mask) -> None:
         payloads, zero = self._packer.pack(columns, len(self._keys)), self._packer.zero
+        everything = keep_new and bool(self.new.any())
         pairs = zip(payloads, self._before, strict=True)
-        written = np.fromiter((new != (zero if old is None else old) for new, old in pairs), np.bool_, len(payloads))
-        positions = _written(written, self.new, keep_new, gone)
+        changed = (everything or new != (zero if old is None else old) for new, old in pairs)
+        positions = (np.fromiter(changed, np.bool_, len(payloads)) & ~gone).nonzero()[0]
         chosen = payloads if len(positions) == len(payloads) else [payloads[at] for at in positions.tolist()]
         self._keyed.value_put_many(STATE_PLACE, keys_at(self._keys, positions), chosen)
-
-
-def _written(changed: Mask, new: Mask, keep_new: bool, gone: Mask) -> Index:
-    """The positions that are written: all of them if a new key is kept, so that most chunks are written as a whole."""
-    everything = keep_new and bool(new.any())
-    return (~gone if everything else changed & ~gone).nonzero()[0]
