@@ -24,7 +24,7 @@ class PackedState(Protocol):
     def read(self) -> Columns: ...
 
     def write(self, columns: Columns, keep_new: bool, gone: Mask) -> None:
-        """Keys that are `gone` are not written. `keep_new`: a new key is written even if its state is zero, with all other keys."""
+        """No key that is `gone` is written. `keep_new`: a new key is written even if its state is zero, with all others."""
         ...
 
 
