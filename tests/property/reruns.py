@@ -218,7 +218,7 @@ class Flock:
         receiver, answers = Receiver(target.port, target.shared, name, origin.name), ReceiverAnswers()
         receiver.answers.start(answers)
         shipment = Shipment(origin.shared, units, lambda *_: None)
-        shipment.index()
+        assert all(each is None for each in shipment.index())
         origin.own.cut(units, target.name)
         select = selects(units, origin.own)
         keys = shipment.keys_of(units, select)

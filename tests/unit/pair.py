@@ -264,7 +264,11 @@ class Side:
                 for tell in shared.event_listeners:
                     tell(BatchBegan())
             gate = Gate(shared, self.stopping.is_set)
-            passed = gate.let_in(chunk, 0, True, lambda c: shared.instance.apply(request, lane, c))
+            shared.chunks.enter()
+            try:
+                passed = gate.let_in(chunk, 0, True, lambda c: shared.instance.apply(request, lane, c))
+            finally:
+                shared.chunks.leave()
         self.log.flush(shared.lsn)
         outputs = [out for work in passed.works for out in work.outputs]
         return [pair for out in outputs for pair in zip(*(out.column(i).to_pylist() for i in (1, 2)), strict=True)]

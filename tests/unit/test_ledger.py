@@ -108,3 +108,27 @@ class TestManySmallChunks:
     def test_rows_that_come_between_others_stay_apart(self) -> None:
         ledger = ledger_with(([0, 4], [7, 7]), ([1, 2], [7, 7]))
         assert [entry.rows.tolist() for entry in ledger.lanes["0"]] == [[0, 4], [1, 2]]
+
+
+def test_rows_are_dropped_slice_by_slice_while_other_rows_are_recorded() -> None:
+    """Small entries are joined meanwhile, also with entries of which nothing has been dropped yet."""
+    for slices_before in range(8):
+        ledger = ledger_with(*[([2 * n, 2 * n + 1], [3, 4]) for n in range(0, 2_000, 200)])
+        dropping = ledger.dropping(lambda hashes: hashes == 3)
+        for _ in range(slices_before):
+            next(dropping, None)
+        for n in range(5_000, 5_040):
+            ledger.record("0", Entry(ints(n), ints(4), outputs([n], [1])))
+            next(dropping, None)
+        for _ in dropping:
+            pass
+        assert not any((entry.hashes == 3).any() for _, entry in ledger.entries())
+        assert ledger.row_count == 10 + 40
+
+
+def test_entries_that_were_read_one_by_one_are_those_at_the_beginning() -> None:
+    ledger = ledger_with(([0, 1], [3, 4]), ([5], [3]))
+    stored = ledger.stored()
+    ledger.record("0", Entry(ints(6), ints(3), outputs([6], [1])))
+    rows = [row for _, each in stored for row in ledger.read(each).of(lambda hashes: hashes == 3).rows.tolist()]
+    assert rows == [0, 5]

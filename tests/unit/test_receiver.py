@@ -11,6 +11,7 @@ from typing import Any
 from godwit.runtime import messages
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.migration_service import MigrationService
+from godwit.runtime.instance.shared_instance import ChunksInside
 from godwit.transport import wire
 
 
@@ -43,7 +44,9 @@ class Connection:
 
 
 def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with(tmp_path: Path) -> None:
-    shared: Any = SimpleNamespace(want_listeners=[], accepted_units={}, changed=threading.Condition())
+    shared: Any = SimpleNamespace(
+        want_listeners=[], accepted_units={}, changed=threading.Condition(), chunks=ChunksInside()
+    )
     port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path), log=None)
     receiver = Receiver(port, shared, "m1", "host-0")
     old, new = Connection(), Connection()
@@ -66,7 +69,11 @@ def test_a_new_connection_waits_until_the_end_of_the_one_before_is_dealt_with(tm
 def test_a_receiver_is_known_for_as_long_as_somebody_is_connected(tmp_path: Path) -> None:
     """What is wanted soon is asked of those that are known, also right after the connection before has ended."""
     shared: Any = SimpleNamespace(
-        want_listeners=[], accepted_units={}, changed=threading.Condition(), lock=threading.Lock()
+        want_listeners=[],
+        accepted_units={},
+        changed=threading.Condition(),
+        lock=threading.Lock(),
+        chunks=ChunksInside(),
     )
     port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path), log=None)
     moves = MigrationService(port, lambda _: shared)
@@ -87,7 +94,9 @@ def test_a_receiver_is_known_for_as_long_as_somebody_is_connected(tmp_path: Path
 
 def test_what_is_heard_of_an_outcome_is_not_said_before_the_greeting(tmp_path: Path) -> None:
     """After a restart a target asks its origin about every step that it has prepared, while the origin connects again."""
-    shared: Any = SimpleNamespace(want_listeners=[], accepted_units={}, changed=threading.Condition())
+    shared: Any = SimpleNamespace(
+        want_listeners=[], accepted_units={}, changed=threading.Condition(), chunks=ChunksInside()
+    )
     port: Any = SimpleNamespace(host="host-1", checkpoint=str(tmp_path), log=None)
     receiver = Receiver(port, shared, "m1", "host-0")
     connection = Connection()

@@ -187,12 +187,16 @@ class OfferUnits(FromOrigin):
 
 @dataclass(frozen=True, slots=True)
 class AnnounceStep(FromOrigin):
-    """State of the step comes next. `epochs`: in which the target will own it. `apart`: keys apart from the step's groups."""
+    """State of the step comes next. `epochs`: in which the target will own it. `apart`: keys apart from the step's groups.
+
+    `ahead`: the origin applies rows of the step meanwhile, so nobody waits for the state.
+    """
 
     step: int
     units: Units
     apart: tuple[int, ...]
     epochs: Epochs = field(default_factory=dict)
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ P = TypeVar("P")
 IMAGE_BYTES: Final = 200  # a key's tuple, its values, a dictionary slot and the object headers, roughly
 _NOTHING: Final = b"\x00"  # on disk: the key had no entry
 _SOMETHING: Final = b"\x01"
+SMALL_PART: Final = 4  # images of fewer keys than one in so many are added one by one
 _WRITE_ROWS: Final = 10_000  # per transaction
 
 
@@ -86,16 +87,19 @@ class Images(Generic[P]):
                 self._extra_bytes += self._form.size(image)
 
     def remember_many(self, images: dict[Key, P | None], row_count: int, size_bytes: int) -> None:
-        """Images of keys, which count for keys that have none yet, out of this many rows and bytes. Keeps the dictionary."""
+        """Images of keys, which count for keys that have none yet, out of this many rows and bytes. May keep the dictionary."""
         row_count += len(self._memory)
         size_bytes += self._extra_bytes
         if self._disk is not None:
             images = {key: image for key, image in images.items() if not self._on_disk(key)}
-        images.update(self._memory)
-        self._memory = images
-        self._extra_bytes = (
-            size_bytes * len(images) // max(row_count, 1)
-        )  # a check of each key would take longer than everything else
+        if len(images) * SMALL_PART < len(self._memory):  # seldom: someone reads images while rows come
+            for key, image in images.items():
+                self._memory.setdefault(key, image)
+        else:
+            images.update(self._memory)
+            self._memory = images
+        # A check of each key would take longer than everything else.
+        self._extra_bytes = size_bytes * len(self._memory) // max(row_count, 1)
 
     def update(self, images: Mapping[Key, P | None]) -> None:
         """Replace the images of these keys."""

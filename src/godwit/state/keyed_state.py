@@ -385,7 +385,7 @@ class KeyedState:
 
     def key_lists(self) -> list[list[Key]]:
         """Keys by table, fast; a key may be in several tables."""
-        return [list(table.each_key()) for table in self._tables.values()]
+        return [table.key_list() for table in self._tables.values()]
 
     @property
     def bytes_estimate(self) -> int:

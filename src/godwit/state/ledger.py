@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from godwit.errors import NotReplayable
-from godwit.state.ledger_spill import ENTRY_BYTES, Lane, Store
+from godwit.state.ledger_spill import ENTRY_BYTES, Lane, Store, StoredEntry
 
 Ints = npt.NDArray[np.int64]
 Checks = npt.NDArray[np.int32]
@@ -106,6 +106,10 @@ class Entry:
         info = {"kind": "ledger", "op": op, "batch": batch, "lane": lane, "applied_bytes": applied.size}
         info |= {"firing": self.firing} if self.firing else {}
         return info | ({"checked": True} if len(columns) > 2 else {}), b"".join((applied, outputs))
+
+    def of(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> Entry:
+        """The rows whose routing hashes are selected, with their outputs."""
+        return _cut_out(self, selected(self.hashes))
 
     def then(self, other: Entry) -> Entry:
         """Both entries as one; the rows of the other entry come after these."""
@@ -262,9 +266,17 @@ class Ledger:
     def of(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> Iterator[tuple[str, Entry]]:
         """The entries of the rows whose routing hashes are selected, for handing them over."""
         for lane, entry in self.entries():
-            part = _cut_out(entry, selected(entry.hashes))
+            part = entry.of(selected)
             if len(part.rows):
                 yield lane, part
+
+    def stored(self) -> list[tuple[str, StoredEntry]]:
+        """All entries as they are now, by lane, without reading any: for reading them one by one (`read`)."""
+        return [(lane, each) for lane, entries in self.lanes.items() for each in entries.stored()]
+
+    def read(self, stored: StoredEntry) -> Entry:
+        """An entry of this batch. Not when the ledger has been cleared since."""
+        return self._store.entry(stored)
 
     def timers(self) -> Iterator[tuple[str, Entry]]:
         """Outputs of timers, by the lane through which they left."""
@@ -274,13 +286,25 @@ class Ledger:
 
     def drop(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> None:
         """Drop the selected rows: another host answers for them. Outputs of timers stay."""
+        for _ in self.dropping(selected):
+            pass
+
+    def dropping(self, selected: Callable[[Ints], npt.NDArray[np.bool_]]) -> Iterator[None]:
+        """Drop the selected rows, an entry at a time. Rows that are selected must not be recorded meanwhile.
+
+        From the last entry to the first: a row that is recorded meanwhile may join the last entries to one.
+        """
 
         def left(entry: Entry) -> Entry | None:
             rest = _cut_out(entry, ~selected(entry.hashes), True)
             return rest if len(rest.rows) or len(rest.outputs) else None
 
-        for entries in self.lanes.values():
-            entries.change(left)
+        for entries in list(self.lanes.values()):
+            at = len(entries)
+            while at := min(at, len(entries)):
+                at -= 1
+                entries.change(at, left)
+                yield
 
     def take_over(self, lane: str, entry: Entry) -> Entry | None:
         """Record an entry of another host, without rows that the ledger has already because they were replayed here."""
@@ -331,9 +355,19 @@ def _cut_out(entry: Entry, chosen: npt.NDArray[np.bool_], timers: bool = False) 
         return entry
     rows = entry.rows[chosen]
     after = entry.outputs.column(0).to_numpy()
-    stays = np.isin(after, rows) | ((after < 0) if timers else False)
+    stays = _among(after, rows) | ((after < 0) if timers else False)
     checks = None if entry.checks is None else entry.checks[chosen]
     return Entry(rows, entry.hashes[chosen], entry.outputs.filter(pa.array(stays)), entry.firing, checks)
+
+
+def _among(numbers: Ints, ascending: Ints) -> npt.NDArray[np.bool_]:
+    """Which of the numbers are among the others. Nothing is sorted, which `np.isin` would do."""
+    if not len(ascending):
+        return np.zeros(len(numbers), np.bool_)
+    at = np.searchsorted(ascending, numbers)
+    at[at == len(ascending)] = 0
+    found: npt.NDArray[np.bool_] = ascending[at] == numbers
+    return found
 
 
 def _check_same(lane: str, rows: Ints, changed: npt.NDArray[np.bool_], what: str) -> None:

@@ -159,17 +159,22 @@ class Lane:
         self._stored.append(entry)
         self._store.memory_bytes += entry.size_bytes
 
-    def change(self, changed: Callable[[Entry], Entry | None]) -> None:
-        """Replace each entry by another one, or drop it."""
-        before, self._stored, self._spilled_count = self._stored, [], 0
-        for each in before:
-            entry = self._store.entry(each)
-            new = changed(entry)
-            stored = each if new is entry else self._stored_like(each, new)
-            self._store.memory_bytes -= each.size_bytes
-            if stored is not None:
-                self._stored.append(stored)
-                self._store.memory_bytes += stored.size_bytes
+    def stored(self) -> list[StoredEntry]:
+        """The entries as they are now, without reading any: none of them changes, other entries take their place."""
+        return list(self._stored)
+
+    def change(self, at: int, changed: Callable[[Entry], Entry | None]) -> None:
+        """Replace the entry in this place by another one, or drop it."""
+        each = self._stored[at]
+        entry = self._store.entry(each)
+        new = changed(entry)
+        if new is entry:
+            return
+        stored = self._stored_like(each, new)
+        self._stored[at : at + 1] = [] if stored is None else [stored]
+        self._spilled_count = min(self._spilled_count, at)
+        self._store.memory_bytes -= each.size_bytes
+        self._store.memory_bytes += 0 if stored is None else stored.size_bytes
 
     def _stored_like(self, before: StoredEntry, new: Entry | None) -> StoredEntry | None:
         """The new form of an entry that was in the file goes to the file, too, if there is room."""

@@ -136,6 +136,10 @@ class Shelf(Generic[P]):
                 if key not in self._hot and key not in self._cold and key not in self._gone:  # memory is newer
                     yield key, self._form.unpack(data)
 
+    def key_list(self) -> list[Key]:
+        """All keys: a copy of a dictionary's keys, if all entries are hot."""
+        return [key for key, _ in self.items()] if self._cold or self._disk else list(self._hot)
+
     def age(self, disk: Spill) -> None:
         """Cold entries go to disk, hot ones become cold. Whatever fails, all entries are still there."""
         if self._disk and self._gone:

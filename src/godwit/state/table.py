@@ -53,6 +53,10 @@ class Table(Protocol):
 
     def each_key(self) -> Iterator[Key]: ...
 
+    def key_list(self) -> list[Key]:
+        """All keys, as fast as it goes."""
+        ...
+
     def clear_many(self, keys: Iterable[Key]) -> None:
         """Stage the removal of all entries of these keys."""
         ...
@@ -148,6 +152,9 @@ class Shelved(Generic[P]):
 
     def each_key(self) -> Iterator[Key]:
         return (key for key, _ in self.shelf.items())
+
+    def key_list(self) -> list[Key]:
+        return self.shelf.key_list()
 
 
 class Imaged(Shelved[P], Generic[P, Image]):

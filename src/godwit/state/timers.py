@@ -53,6 +53,9 @@ class TimerTable:
     def each_key(self) -> Iterator[Key]:
         return iter(self._base)
 
+    def key_list(self) -> list[Key]:
+        return list(self._base)
+
     def put(self, key: Key, expiry_ms: int) -> None:
         self._stage.setdefault(key, {})[expiry_ms] = True
 

@@ -99,6 +99,8 @@ class Copies:
         self._handover.step(message.step).add_keys(keys)
         with self._shared.lock:
             instance.keys.take(batch, body, settled=True)
+            lsn = self._shared.lsn
+        self._handover.services.log.write(lsn)  # else the next chunk of rows would have to
 
     def backup(self, message: messages.StepBackup) -> None:
         """Read the state of the step, as of the cut, from the origin's changelog: this saves the origin the work."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,34 @@ from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.durable.work import Work
 from godwit.runtime.handover.connection import Queued, SendQueue
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.processor.rows import Times
+from godwit.runtime.processor.rows import Index, Times
 from godwit.state.changes import Changes
 from godwit.state.keys import Key
 
-SLICE_KEYS = 256  # in one slice
+SLICE_KEYS = 256  # in one slice, if rows wait for all of them
 
 Select = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class KeysInOrder:
+    """Keys by routing hash, of which the first have been taken."""
+
+    keys: list[Key]
+    hashes: list[int]
+    taken: int = 0
+
+    @classmethod
+    def of(cls, keys: list[Key], hashes: Index) -> KeysInOrder:
+        order = np.argsort(hashes, kind="stable")
+        return cls([keys[at] for at in order.tolist()], hashes[order].tolist())
+
+    def next_hash(self) -> int | None:
+        return self.hashes[self.taken] if self.taken < len(self.hashes) else None
+
+    def take(self) -> Key:
+        self.taken += 1
+        return self.keys[self.taken - 1]
 
 
 class Forwarder:
@@ -31,7 +53,6 @@ class Forwarder:
     def __init__(
         self, shared: SharedInstance, queue: SendQueue, step: int, select: Select, forward: str, check: bool
     ) -> None:
-        self.pending: list[tuple[int, int, Key]] = []
         self.keys: set[Key] = set()
         self.rows = 0
         self._instance = shared.instance
@@ -41,12 +62,19 @@ class Forwarder:
         self._select = select
         self._forward = forward
         self._frontier: int | None = -(1 << 63)  # keys with smaller hashes are copied; None: all keys are
+        self._known = KeysInOrder([], [])
+        self._new: list[tuple[int, int, Key]] = []  # keys that came later: a heap by routing hash
+        self._new_count = 0
 
-    def begin(self, keys: Mapping[Key, int]) -> None:
-        """Copy these keys, with their routing hashes."""
-        self.pending = [(route_hash, at, key) for at, (key, route_hash) in enumerate(keys.items())]
-        heapify(self.pending)
-        self.keys = set(keys)
+    def begin(self, known: KeysInOrder, keys: set[Key]) -> None:
+        """Copy these keys, beside those that were added already. Nothing has been copied so far. Takes over the set."""
+        keys |= self.keys
+        self._known, self.keys = known, keys
+
+    @property
+    def complete(self) -> bool:
+        """Whether all keys are copied."""
+        return self._frontier is None
 
     def add_key(self, key: Key, route_hash: int) -> None:
         """A new key. If the copy has passed its hash, the target gets the key by forwarding alone."""
@@ -54,19 +82,25 @@ class Forwarder:
             return
         self.keys.add(key)
         if self._frontier is not None and route_hash >= self._frontier:
-            heappush(self.pending, (route_hash, len(self.pending) + (1 << 40), key))
+            self._new_count += 1
+            heappush(self._new, (route_hash, self._new_count, key))
 
-    def next_slice(self) -> list[Key]:
+    def next_slice(self, count: int = SLICE_KEYS) -> list[Key]:
         """The keys that are copied next. Keys with the same hash go together; the frontier moves behind them."""
-        keys: list[Key] = []
-        while self.pending and len(keys) < SLICE_KEYS:
-            route_hash = self.pending[0][0]
-            while self.pending and self.pending[0][0] == route_hash:
-                keys.append(heappop(self.pending)[2])
+        keys: dict[Key, None] = {}  # a key may be in both lists
+        while len(keys) < count and (route_hash := self._next_hash()) is not None:
+            while self._known.next_hash() == route_hash:
+                keys[self._known.take()] = None
+            while self._new and self._new[0][0] == route_hash:
+                keys[heappop(self._new)[2]] = None
             self._frontier = route_hash + 1
-        if not self.pending and not keys:
+        if not keys:
             self._frontier = None
-        return keys
+        return list(keys)
+
+    def _next_hash(self) -> int | None:
+        known, new = self._known.next_hash(), self._new[0][0] if self._new else None
+        return known if new is None else new if known is None else min(known, new)
 
     def _copied(self, hashes: Any) -> Any:
         chosen = self._select(hashes)

@@ -29,6 +29,7 @@ class IncomingStep:
     epochs: Epochs = field(default_factory=dict)  # in which the target is to own the step, if the origin says so
     units: Units | None = None  # None before the machine has accepted the announcement
     keys: dict[Key, None] | None = None  # keys whose copies are here; None if they are not known
+    ahead: bool = False  # the origin applies rows of the step while its state comes: nobody waits for the state
     end: messages.StepEnd | None = None  # the last message of a step
     copied_up_to: int | None = None  # the origin's batch at the last message; None until the copy is complete
     lacks_rows_of: Progress | None = (

@@ -140,8 +140,10 @@ class Mover:
         finally:
             self._connection.disconnect()
             with suppress(GodwitError):  # the changelog has failed: the next generation goes on
+                handover.slices.clear()  # all steps have ended
                 while handover.to_forget and not self._services.stopping():
-                    self._effects.forget(*handover.to_forget.popleft())
+                    handover.turns.wait(self._connection.idle)
+                    self._work_on()
             handover.end()
             handover.note_phase("ended")
 
@@ -149,7 +151,12 @@ class Mover:
         handover, shipment = self.handover, self.handover.shipment
         with handover.shared.lock:
             handover.shared.event_listeners.append(handover.post)
-        shipment.index()
+        indexing = shipment.index()
+        while True:
+            with handover.turns.working():
+                if next(indexing, self) is self:
+                    break
+            handover.turns.wait(self._connection.idle)
         handover.figures.keys_total = len(shipment)
         with handover.shared.lock:
             sizes = shipment.sizes(self.request.steps)
@@ -225,22 +232,33 @@ class Mover:
                 self.handover.post(event)
 
     def _next(self) -> None:
-        """Take the next item of the queue. If there is none, send the next slice; if there is none, forget a step."""
+        """Take the next item of the queue. If there is none until the next turn, send or forget the next slice."""
         handover = self.handover
+        busy = bool(handover.slices or handover.to_forget)
+        urgent = bool(handover.slices) and handover.step(handover.slices[0][0]).shipped  # rows wait for what is sent
+        wait_s = 0.5 if not busy else 0.0 if urgent else handover.turns.pause_s()
         try:
-            busy = bool(handover.slices or handover.to_forget)
-            item = handover.queue.get(block=not busy, timeout=None if busy else 0.5)
+            item = handover.queue.get(block=wait_s > 0, timeout=wait_s or None)
         except queue.Empty:
-            if handover.slices:
-                if next(handover.slices[0][1], self) is self:  # the work has ended
-                    handover.slices.popleft()
-            elif handover.to_forget:
-                self._effects.forget(*handover.to_forget.popleft())
+            if busy and not urgent:
+                handover.turns.begin(woken=wait_s > 0)
+            if busy:
+                self._work_on()
             return
         if isinstance(item, Event):
             self._handle(item)
         else:
             self._effects.send(item)
+
+    def _work_on(self) -> None:
+        """The next slice: of what is to be sent, or else of what is to be forgotten."""
+        handover = self.handover
+        with handover.turns.working():
+            if handover.slices:
+                if next(handover.slices[0][1], self) is self:  # the work has ended
+                    handover.slices.popleft()
+            elif next(handover.to_forget[0], self) is self:
+                handover.to_forget.popleft()
 
     def _handle(self, event: Event) -> None:
         match event:

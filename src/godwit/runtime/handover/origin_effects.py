@@ -6,8 +6,9 @@ decides, nor which messages carry a key (`shipment`). Follows the lock rule of `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,6 @@ from godwit.runtime.handover.forwarding import Forwarder, Select
 from godwit.runtime.handover.outgoing import OutgoingHandover
 from godwit.runtime.liveness.leases import host_directory
 from godwit.state.keys import Key
-
-FORGET_KEYS = 250  # dropped at a time: about a millisecond under the instance's lock
 
 
 class OriginEffects:
@@ -81,7 +80,8 @@ class OriginEffects:
             case Forget(step, units):
                 handover.cancel_slices(step)
                 handover.close_step(step)
-                handover.to_forget.append((step, units))  # later, because no row waits for that
+                handover.note_served(units)
+                handover.to_forget.append(self.forget(step, units))  # later, because no row waits for that
             case _:
                 self._tell(effect)
 
@@ -122,15 +122,22 @@ class OriginEffects:
                 lsn = self._shared.lsn
             self._log.sync(lsn)
             queued = replace(queued, message=replace(queued.message, written=(self._log.generation, lsn)))
-        self.handover.count_sent(queued, self.connection.send(queued))
+        if queued.bodies is None or queued.forwarded:
+            self.handover.count_sent(queued, self.connection.send(queued))
+        else:
+            with self.handover.turns.working():
+                self.handover.count_sent(queued, self.connection.send(queued))
 
-    def _send_each(self, items: list[Queued]) -> Iterator[None]:
+    def _send_each(self, items: Iterable[Queued]) -> Iterator[None]:
         """One item per turn. The last item leaves without a pause behind it, so a later message of the step follows at once."""
-        *slices, last = items
-        for queued in slices:
-            self.send(queued)
-            yield
-        self.send(last)
+        before: Queued | None = None
+        for queued in items:
+            if before is not None:
+                self.send(before)
+                yield
+            before = queued
+        if before is not None:
+            self.send(before)
 
     # -- copying -----------------------------------------------------------------------------------------------------
 
@@ -140,34 +147,57 @@ class OriginEffects:
         select = selects(units, handover.shared.ownership)
         forwarder = Forwarder(self._shared, handover.queue, step, select, forward, handover.request.check)
         with self._shared.lock:
-            handover.queue.put(self._shipment.announcement(handover.request.id, step, units))
-            forwarder.begin(self._shipment.of(units))
-            handover.start_forwarding(step, forwarder)
-        while True:
-            with self._shared.lock:
-                keys = forwarder.next_slice()
-                if not keys:
-                    self._finish_copy(step, forwarder, select if forward == "rows" else None)
-                    break
-                handover.queue.put(self._shipment.state(step, keys))
+            handover.queue.put(self._shipment.announcement(handover.request.id, step, units, ahead=True))
+            handover.start_forwarding(step, forwarder)  # of keys that come from now on, it knows without being told
+        known = self._shipment.keys_in_order(units)
+        keys = set(known.keys)
+        with self._shared.lock:
+            forwarder.begin(known, keys)
+        yield
+        while self._copy_slice(step, forwarder):
             yield
+        if forward == "rows":
+            yield from self._send_batch_so_far(step, select, forwarder)
+        with self._shared.lock:
+            handover.queue.put(self.marker(step, forwarder))
+            handover.step(step).copied = forwarder.keys
+            handover.queue.put(Copied(step))
         handover.note_phase("copied")
 
-    def _finish_copy(self, step: int, forwarder: Forwarder, select: Select | None) -> None:
-        """All keys are copied. `select`: if the target replays rows, the keys whose ledger entries it needs too."""
-        self._shared.check_locked()
-        queue, outgoing = self.handover.queue, self.handover.step(step)
-        if select is not None:
-            self._send_batch_so_far(step, select, forwarder.keys)
-        queue.put(self.marker(step, forwarder))
-        outgoing.copied = forwarder.keys
-        queue.put(Copied(step))
+    def _copy_slice(self, step: int, forwarder: Forwarder) -> bool:
+        """Put the state of the next keys in line; False if there are no more."""
+        turns = self.handover.turns
+        with self._shared.lock:
+            keys = forwarder.next_slice(self._shipment.slice_keys(turns.items))
+            if keys:
+                self.handover.queue.put(self._shipment.state(step, keys))
+        turns.count(len(keys))
+        return bool(keys)
 
-    def _send_batch_so_far(self, step: int, select: Select, keys: Collection[Key]) -> None:
-        """Send the ledger of the batch so far. The target replays the later rows, so the cut need not send any ledger."""
-        keys = self._shipment.with_removed(keys, select)
-        for queued in self._shipment.of_batch(step, keys, self._shared.instance.ledger.of(select)):
+    def _send_batch_so_far(self, step: int, select: Select, forwarder: Forwarder) -> Iterator[None]:
+        """Send the ledger of the batch so far. The target replays the later rows, so the cut need not send any ledger.
+
+        All keys are copied, so later rows are forwarded: what is sent here does not change any more. If the batch begins anew
+        meanwhile, the reverted keys are forwarded; if the next batch begins, nobody needs what belongs to this one.
+        """
+        shared, shipment = self._shared, self._shipment
+        with shared.lock:
+            still_needed, entries = shipment.still_needed(), shipment.ledger(step, select)
+            keys = list(shipment.with_removed(forwarder.keys, select))
+        at = 0
+        while at < len(keys):
+            part = keys[at : at + self.handover.turns.items]
+            with shared.lock:
+                if not still_needed():
+                    break
+                for queued in shipment.of_batch(step, part, ()):
+                    self.handover.queue.put(queued)
+            self.handover.turns.count(len(part))
+            at += len(part)
+            yield
+        for queued in entries:
             self.handover.queue.put(queued)
+            yield
         self.handover.step(step).batch_sent = True
 
     def marker(self, step: int, forwarder: Forwarder) -> Queued:
@@ -190,7 +220,8 @@ class OriginEffects:
         else:
             self.handover.slices.append((step, self._send_each(items)))
 
-    def _shipped(self, step: int, units: Units) -> list[Queued]:
+    def _shipped(self, step: int, units: Units) -> Iterator[Queued]:
+        """All but the ledger is taken now, with the instance's lock; the ledger when it is read, without the lock."""
         handover, shipment, outgoing = self.handover, self._shipment, self.handover.step(step)
         ledger, ownership = self._shared.instance.ledger, handover.shared.ownership
         select = selects(units, ownership)
@@ -205,10 +236,9 @@ class OriginEffects:
         # them from the origin. Firings have names, so a router that gets a firing twice uses it once.
         timers = [] if ownership.mine() - units else list(ledger.timers())
         sent = copied is not None and outgoing.batch_sent
-        entries = timers if sent else [*ledger.of(select), *timers]
-        items += shipment.of_batch(step, () if sent else shipment.with_removed(keys, select), entries)
-        items.append(shipment.end(handover.request.id, step, units))
-        return items
+        items += shipment.of_batch(step, () if sent else shipment.with_removed(keys, select), timers)
+        entries = iter(()) if sent else shipment.ledger(step, select)
+        return chain(items, entries, [shipment.end(handover.request.id, step, units)])
 
     def _backup(self, step: int) -> Queued:
         """Tells the target where to read the state: in the origin's changelog."""
@@ -272,20 +302,26 @@ class OriginEffects:
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
-    def forget(self, step: int, units: Units) -> None:
+    def forget(self, step: int, units: Units) -> Iterator[None]:
         """The target owns the step: drop its state here, in slices, except keys that have come back meanwhile."""
         handover, ownership = self.handover, self.handover.shared.ownership
         select = selects(units, ownership)
         with self._shared.lock:
             keys = list(self._shipment.keys_of(units, select))
-        for at in range(0, len(keys), FORGET_KEYS):
-            self._drop(keys[at : at + FORGET_KEYS])
-        self._confirm(step, select)
+        yield
+        at = 0
+        while at < len(keys):
+            part = keys[at : at + handover.turns.items]
+            self._drop(part)
+            handover.turns.count(len(part))
+            at += len(part)
+            yield
+        yield from self._drop_entries(select)
+        self._confirm(step)
         if handover.request.gap_ms:
             self.connection.idle.wait(handover.request.gap_ms / 1000)  # the pause that the user wants between steps
         handover.figures.keys += len(keys)
-        handover.figures.moved |= {unit: ownership.share(unit).epoch for unit in units}
-        handover.note_phase("served")
+        handover.announce_news()
 
     def _drop(self, keys: list[Key]) -> None:
         instance = self._shared.instance
@@ -296,11 +332,24 @@ class OriginEffects:
                 gone &= ~selects(instance.memory.staged, self.handover.shared.ownership)(hashes)
             instance.keys.drop([keys[i] for i in np.flatnonzero(gone).tolist()], settled=True)
 
-    def _confirm(self, step: int, select: Select) -> None:
+    def _drop_entries(self, select: Select) -> Iterator[None]:
+        """The target answers for the ledger entries of these keys; units that come back bring their own."""
+        instance, ownership = self._shared.instance, self.handover.shared.ownership
+
+        def gone(hashes: Any) -> Any:
+            coming = selects(instance.memory.staged, ownership)
+            return select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes)
+
+        dropping = instance.ledger.dropping(gone)
+        while True:
+            with self._shared.lock:
+                if next(dropping, dropping) is dropping:
+                    return
+            yield
+
+    def _confirm(self, step: int) -> None:
         instance, ownership = self._shared.instance, self.handover.shared.ownership
         with self._shared.changed:
-            coming = selects(instance.memory.staged, ownership)  # units that come back bring their own ledger entries
-            instance.ledger.drop(lambda hashes: select(hashes) & (instance.stands(hashes) == AWAY) & ~coming(hashes))
             ownership.confirm(self.handover.name(step))
             instance.write([*self._confirmed_timers(step), instance.own_part()])
 

@@ -18,6 +18,7 @@ from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued, SendQueue
 from godwit.runtime.handover.forwarding import Forwarder
 from godwit.runtime.handover.shipment import Shipment
+from godwit.runtime.handover.turns import Turns
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.state.keys import Key
@@ -77,7 +78,10 @@ class OutgoingHandover:
         self.units = union(request.steps)
         self.queue: SendQueue = ports.queue()  # messages for the target, and events for the machine
         self.slices: deque[tuple[int, Iterator[None]]] = deque()  # (step, work): each item of the work sends one slice
-        self.to_forget: deque[tuple[int, Units]] = deque()  # steps that the target owns, whose state is still here
+        self.to_forget: deque[Iterator[None]] = (
+            deque()
+        )  # by step that the target owns: each item drops a slice of its state
+        self.turns = Turns(shared.chunks)  # of the mover's thread
         self.figures = Figures(ports.now_s(), services.clock_ms())
         self.news = ports.condition()  # signalled when `news_count` grows
         self.news_count = 0
@@ -172,6 +176,11 @@ class OutgoingHandover:
         if phase == "ended":
             self.figures.ended_ms = self.services.clock_ms()
             self.announce_news()
+
+    def note_served(self, units: Units) -> None:
+        """The target serves these units."""
+        self.figures.moved |= {unit: self.shared.ownership.share(unit).epoch for unit in units}
+        self.note_phase("served")
 
     def count_sent(self, queued: Queued, sent_bytes: int) -> None:
         if queued.forwarded:

@@ -40,6 +40,7 @@ from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.incoming import IncomingHandover, SendAgain
 from godwit.runtime.handover.switch_interval import prompt
 from godwit.runtime.handover.target_effects import TAKEN_OVER, TargetEffects
+from godwit.runtime.handover.turns import Turns
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
@@ -47,6 +48,7 @@ from godwit.runtime.liveness.waits import waits
 from godwit.transport import bodies, typed
 from godwit.transport.flight import GONE
 
+COPIED = (messages.StepState, messages.StateBeforeBatch, messages.StepLedger)
 ASK_AGAIN_S = 0.02
 ORPHAN_WAIT_S = 2.0  # for the end of a connection whose origin is gone
 ORPHAN_ASK_S = 0.05  # how often an absent origin is asked; when it is back, it makes the copies anew
@@ -77,6 +79,7 @@ class Receiver:
         self._effects = TargetEffects(self.handover)
         self._standby = standby  # copies of a standby outlive the connection
         self._acting = ports.rlock()
+        self._turns = Turns(shared.chunks)  # of the thread that serves the newest connection
         self._connection: ExitStack | None = None  # the newest connection, with the resources that it uses
         self._no_connection = ports.event()
         self._no_connection.set()
@@ -123,7 +126,9 @@ class Receiver:
     def _receive(self, connection: ExitStack, message: Any, writer: Any) -> bool:
         """Handle a message; False after the last message, and if there is a newer connection."""
         received = typed.unpack(message.app_metadata, *messages.FROM_ORIGIN)
-        with self._acting:
+        if isinstance(received, COPIED):
+            self._wait_turn(received.step)
+        with self._turns.working(), self._acting:
             if self._connection is not connection or isinstance(received, messages.Bye):
                 return False
             if isinstance(received, messages.Hello):
@@ -136,6 +141,12 @@ class Receiver:
             except GodwitError as error:
                 self.answers.send(messages.TargetFailed(error.at(host=self._services.host)))
             return True
+
+    def _wait_turn(self, number: int) -> None:
+        """Copies that nobody waits for give way to rows. Rows that are to be replayed do not: the copy has to keep up."""
+        step = self.handover.steps.get(number)
+        if step is not None and step.ahead:
+            self._turns.wait()
 
     def _end(self, connection: ExitStack | None) -> None:
         """End the connection, if it is the newest: late messages of it must not count as messages of the next connection."""
@@ -298,7 +309,7 @@ class Receiver:
             self.answers.send(messages.StepServed(message.step))
         else:
             step = self.handover.step(message.step)
-            step.apart, step.epochs = message.apart, message.epochs
+            step.apart, step.epochs, step.ahead = message.apart, message.epochs, message.ahead
             try:
                 self._handle(Announced(message.step, message.units))
             except GodwitError:

@@ -1,7 +1,8 @@
 """What an origin sends: finds the keys of the units that move, while rows go on, and makes messages of their state.
 
 Decides which messages carry state, the batch in progress and the end of a step; not when they are sent. Everything here but
-`index` is called with the instance's lock, so that messages have the order of what happened.
+`index`, `keys_in_order` and what `ledger` returns is called with the instance's lock, so that messages have the order of what
+happened.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from godwit.runtime import messages
 from godwit.runtime.chunk.ownership_columns import selects
 from godwit.runtime.durable.changelog_parts import ledger_part
 from godwit.runtime.handover.connection import Queued
-from godwit.runtime.handover.forwarding import SLICE_KEYS, KeyWatcher, Select
+from godwit.runtime.handover.forwarding import SLICE_KEYS, KeysInOrder, KeyWatcher, Select
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.state.keys import Key
 from godwit.state.ledger import Entry
+from godwit.state.ledger_spill import StoredEntry
 
 SLICE_BYTES = 256 << 10  # of one message: takes a few hundred microseconds of Python's lock
 SLICE_ROWS = 2_000
-INDEX_KEYS = 2_000
+INDEX_KEYS = 500  # about half a millisecond
 
 
 class Shipment:
@@ -39,8 +41,8 @@ class Shipment:
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
-    def index(self) -> None:
-        """Find the keys of all units, a few at a time. New keys are noted from now on."""
+    def index(self) -> Iterator[None]:
+        """Find the keys of all units, slice by slice. New keys are noted from now on."""
         memory = self._shared.instance.memory
         with self._shared.lock:
             self._shared.instance.followers.append(self.watcher)
@@ -52,6 +54,7 @@ class Shipment:
                 chosen = np.flatnonzero(self._select(hashes)).tolist()
                 with self._shared.lock:
                     self._note([part[i] for i in chosen], hashes[chosen].tolist())
+                yield
 
     def _note(self, keys: list[Key], hashes: list[int]) -> None:
         count = len(self._shared.ownership.groups)
@@ -70,6 +73,22 @@ class Shipment:
         state = self._shared.instance.state
         share = state.bytes_estimate / max(state.key_count, 1)
         return [int(share * sum(len(self._keys.get(unit, ())) for unit in units)) for units in steps]
+
+    def slice_keys(self, fitting: int) -> int:
+        """How many keys go into one message: about so many as fit a slice, but fewer if keys are large."""
+        state = self._shared.instance.state
+        return max(1, min(fitting, SLICE_BYTES * max(state.key_count, 1) // max(state.bytes_estimate, 1)))
+
+    def keys_in_order(self, units: Units) -> KeysInOrder:
+        """The keys of these units that are known, by routing hash. A key that is noted meanwhile may be missing."""
+        keys: list[Key] = []
+        hashes: list[int] = []
+        for unit in units:
+            with self._shared.lock:
+                known = self._keys.get(unit, {})
+                keys += known
+                hashes += known.values()
+        return KeysInOrder.of(keys, np.array(hashes, np.int64))
 
     def of(self, units: Units) -> dict[Key, int]:
         return {key: h for unit in units for key, h in self._keys.get(unit, {}).items()}
@@ -91,10 +110,13 @@ class Shipment:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def announcement(self, migration: str, step: int, units: Units) -> Queued:
-        """The first message of a step. By its epochs a target knows whether it has served the step already."""
+    def announcement(self, migration: str, step: int, units: Units, ahead: bool = False) -> Queued:
+        """The first message of a step. By its epochs a target knows whether it has served the step already.
+
+        `ahead`: rows of the step are applied here while its state is sent.
+        """
         epochs = {unit: epoch + 1 for unit, epoch in self._epochs(migration, step, units).items()}
-        return Queued(messages.AnnounceStep(step, units, tuple(self._shared.ownership.apart(units)), epochs))
+        return Queued(messages.AnnounceStep(step, units, tuple(self._shared.ownership.apart(units)), epochs, ahead))
 
     def _epochs(self, migration: str, step: int, units: Units) -> dict[Unit, int]:
         """The epochs in which the origin owns the units, or owned them until it released them."""
@@ -121,6 +143,33 @@ class Shipment:
         for lane, entry in entries:
             info, body = ledger_part(instance.memory, lane, entry)
             yield Queued(messages.StepLedger(step, progress, info), iter([body]))
+
+    def ledger(self, step: int, select: Select) -> Iterator[Queued]:
+        """Entries of the batch in progress as they are now. The messages are made later, one by one, without the lock."""
+        return self._entries(step, select, self._shared.instance.ledger.stored(), self.still_needed())
+
+    def still_needed(self) -> Callable[[], bool]:
+        """Returns a test whether anyone needs what belongs to the present batch.
+
+        Not if it is committed or begins anew, nor if the operator has been defined again: then a later run begins it anew.
+        """
+        instance = self._shared.instance
+        progress, schema = instance.progress, instance.ledger.output_schema
+        return lambda: instance.progress.same_attempt(progress) and instance.ledger.output_schema is schema
+
+    def _entries(
+        self, step: int, select: Select, stored: list[tuple[str, StoredEntry]], still_needed: Callable[[], bool]
+    ) -> Iterator[Queued]:
+        instance = self._shared.instance
+        for lane, each in stored:
+            with self._shared.lock:
+                if not still_needed():
+                    return
+                progress, entry = instance.progress, instance.ledger.read(each)
+            part = entry.of(select)
+            if len(part.rows):
+                info, body = ledger_part(instance.memory, lane, part)
+                yield Queued(messages.StepLedger(step, progress, info), iter([body]))
 
     def end(self, migration: str, step: int, units: Units) -> Queued:
         """The last message of a step, with the epochs in which the origin owns it, or owned it until it released it."""

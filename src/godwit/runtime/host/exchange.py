@@ -88,7 +88,11 @@ class LaneExchange:
                 _write(writer, *(self._fire_due(shared, lane, message) if in_real_time else self._fire(shared, lane)))
                 continue
             assert isinstance(message, ApplyRows)
-            self.answer(writer, *self._apply(gate, shared, lane.request, message, received.data))
+            shared.chunks.enter()
+            try:
+                self.answer(writer, *self._apply(gate, shared, lane.request, message, received.data))
+            finally:
+                shared.chunks.leave()
 
     def _open(self, shared: SharedInstance, lane: OpenLane) -> Work:
         """A lane begins a batch here. If the operator has timers, it waits while units are between two owners."""

@@ -96,11 +96,18 @@ class Gate:
                 want(units)
 
     def _wait(self, chunk: Chunk) -> None:
-        """Wait until the owners of all rows are decided. A chunk is answered as a whole, so a part of it would not help."""
+        """Wait until the owners of all rows are decided. A chunk is answered as a whole, so a part of it would not help.
+
+        The hand-over gives way to chunks, but not to this one, which waits for it.
+        """
         instance = self._shared.instance
-        self._shared.changed.wait_for(
-            lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), WAITING_STANDS).any()
-        )
+        self._shared.chunks.leave()
+        try:
+            self._shared.changed.wait_for(
+                lambda: self._stopping() or not np.isin(instance.stands(chunk.hashes), WAITING_STANDS).any()
+            )
+        finally:
+            self._shared.chunks.enter()
         if self._stopping():
             raise StaleGeneration("the host is stopping while rows wait for a hand-over")
 

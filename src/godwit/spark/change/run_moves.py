@@ -91,7 +91,8 @@ class MoveRunner:
         progress.reason = "the origin restarted" if answer is None else answer.reason
         progress.try_ended()
         if answer is not None and progress.phases:
-            migration.served_at(began_s + float(progress.phases[-1][1]) / 1000)
+            served = [at_ms for name, at_ms in progress.phases if name == "served"] or [progress.phases[-1][1]]
+            migration.served_at(began_s + float(served[-1]) / 1000)
         self._note(migration, progress, before)
         return bool(progress.left) and (answer is None or progress.reason in LOST)
 

@@ -1,0 +1,93 @@
+"""When copying works, and for how long: in slices of about a millisecond, between chunks of rows.
+
+Copying shares the interpreter, the lock of the instance and the cores with rows. So no rate is given: a slice begins when no
+chunk of rows is in the process, and after a pause. How long the pause is follows from what rows have to wait right now. Nobody
+has to measure rows for that: a thread that wakes up from a pause waits for a core and for Python's lock as a thread does that
+gets rows. The later the thread of the copying wakes up, the longer the next pauses are.
+
+While no rows come there are no pauses. Every wait has a limit, so copying ends however many rows come (I6). Decides nothing
+about what is copied, and is not asked when rows wait for the hand-over itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from godwit import ports
+from godwit.runtime.instance.shared_instance import ChunksInside
+
+SLICE_S: Final = 0.001  # of work at a time
+SHARE_FIRST, SHARE_MIN, SHARE_MAX = 0.3, 0.05, 0.5  # of the time of a thread that copies while rows come
+GIVE_WAY_S: Final = 0.005  # the longest wait for chunks before a slice
+LATE_S: Final = 0.001  # a thread that wakes up later than this shows that rows wait, too
+SLOWER, FASTER = 0.7, 1.1  # the next share of time
+PAUSE_MAX_S: Final = 0.05
+ITEMS_MIN, ITEMS_MAX = 8, 256  # of a slice; fewer cost more to send than they take
+
+
+class Turns:
+    """The turns of one thread. `items`: how many keys about fill a slice."""
+
+    def __init__(self, chunks: ChunksInside) -> None:
+        self.items = ITEMS_MAX // 4
+        self._chunks = chunks
+        self._share = SHARE_FIRST
+        self._worked_s = 0.0  # since the last pause
+        self._worked_items = 0
+        self._due_s: float | None = None  # when the present pause ends
+        self._entered = chunks.entered
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Work of a slice. A slice may be made of several works, one after another."""
+        began_s = ports.now_s()
+        try:
+            yield
+        finally:
+            self._worked_s += ports.now_s() - began_s
+
+    def count(self, items: int) -> None:
+        """So many keys are in this slice."""
+        self._worked_items += items
+
+    def pause_s(self) -> float:
+        """How long the thread has to pause before the next slice; 0: no more."""
+        now_s = ports.now_s()
+        if self._due_s is None:
+            self._due_s = now_s + self._pause_after_work()
+        return max(0.0, self._due_s - now_s)
+
+    def _pause_after_work(self) -> float:
+        entered, self._entered = self._entered, self._chunks.entered
+        worked_s, self._worked_s = self._worked_s, 0.0
+        if self._worked_items:
+            self._fit(self._worked_items, worked_s)
+            self._worked_items = 0
+        if entered == self._entered:
+            return 0.0  # no rows came meanwhile
+        return min(PAUSE_MAX_S, worked_s * (1 / self._share - 1))
+
+    def _fit(self, items: int, took_s: float) -> None:
+        """Half or twice as many at most: a slice may have been interrupted."""
+        fitting = items * SLICE_S / max(took_s, SLICE_S / 100)
+        self.items = int(min(ITEMS_MAX, max(ITEMS_MIN, items / 2, min(fitting, 2 * items))))
+
+    def begin(self, woken: bool) -> None:
+        """Begin a slice: give way to chunks that are here. `woken`: by the end of a pause, so how late this is counts."""
+        late = woken and self._due_s is not None and ports.now_s() - self._due_s > LATE_S
+        self._due_s = None
+        crowded = not self._chunks.wait_none(GIVE_WAY_S)
+        if woken or crowded:
+            share = self._share * (SLOWER if late or crowded else FASTER)
+            self._share = min(SHARE_MAX, max(SHARE_MIN, share))
+
+    def wait(self, idle: ports.Event | None = None) -> None:
+        """Pause, and begin; `idle` ends the pause."""
+        pause_s = self.pause_s()
+        if pause_s and idle is None:
+            ports.sleep(pause_s)
+        elif pause_s and idle is not None:
+            idle.wait(pause_s)
+        self.begin(woken=pause_s > 0)

@@ -1,0 +1,153 @@
+"""Copying works in slices by time, gives way to rows, and pauses as long as rows have to wait; and it always goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from godwit import ports
+from godwit.runtime.handover.turns import (
+    GIVE_WAY_S,
+    ITEMS_MAX,
+    ITEMS_MIN,
+    PAUSE_MAX_S,
+    SHARE_MAX,
+    SHARE_MIN,
+    SLICE_S,
+    Turns,
+)
+from godwit.runtime.instance.shared_instance import ChunksInside
+
+
+class Clock(ports.Machine):
+    """A machine whose time goes on only while a thread sleeps, and on which every sleeper wakes up so much late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time_s = 0.0
+        self.late_s = 0.0
+        self.slept_s = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+        self.time_s += seconds + self.late_s
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    with ports.use(clock):
+        yield clock
+
+
+def slices(
+    turns: Turns, clock: Clock, chunks: ChunksInside, count: int, rows: bool = True, took_s: float = SLICE_S
+) -> float:
+    """So many slices, with rows between them; returns the share of the time in which the thread worked."""
+    began_s = clock.time_s
+    for _ in range(count):
+        with turns.working():
+            clock.time_s += took_s
+        if rows:
+            chunks.enter()
+            chunks.leave()
+        turns.wait()
+    return count * took_s / (clock.time_s - began_s)
+
+
+def test_without_rows_copying_does_not_pause(clock: Clock) -> None:
+    chunks = ChunksInside()
+    assert slices(Turns(chunks), clock, chunks, 20, rows=False) == pytest.approx(1)
+    assert clock.slept_s == 0
+
+
+def test_copying_leaves_half_of_the_time_to_rows_that_do_not_wait(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+    slices(turns, clock, chunks, 50)
+    assert slices(turns, clock, chunks, 50) == pytest.approx(SHARE_MAX)
+
+
+def test_copying_becomes_slow_while_threads_wake_up_late_and_fast_again_after_that(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+    clock.late_s = 0.004
+    slices(turns, clock, chunks, 20)
+    slow = slices(turns, clock, chunks, 20)
+    assert SHARE_MIN / 2 < slow <= SHARE_MIN
+    clock.late_s = 0.0
+    slices(turns, clock, chunks, 50)
+    assert slices(turns, clock, chunks, 20) == pytest.approx(SHARE_MAX)
+
+
+def test_no_pause_is_longer_than_its_limit(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+    slices(turns, clock, chunks, 1, took_s=1.0)
+    assert clock.slept_s == pytest.approx(PAUSE_MAX_S)
+
+
+def test_a_slice_has_as_many_keys_as_fit_its_time(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+
+    def after(seconds_per_key: float) -> int:
+        for _ in range(20):
+            with turns.working():
+                clock.time_s += turns.items * seconds_per_key
+            turns.count(turns.items)
+            turns.wait()
+        return turns.items
+
+    assert after(SLICE_S / 40) == pytest.approx(40, abs=1)
+    assert after(SLICE_S / 1_000_000) == ITEMS_MAX
+    assert after(SLICE_S) == ITEMS_MIN
+
+
+def test_one_slice_that_was_interrupted_halves_the_next_one_at_most(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+    before = turns.items
+    with turns.working():
+        clock.time_s += 1.0
+    turns.count(turns.items)
+    turns.wait()
+    assert turns.items == before // 2
+
+
+def test_a_slice_begins_when_the_last_chunk_has_left() -> None:
+    chunks = ChunksInside()
+    order: list[str] = []
+    chunks.enter()
+    chunks.enter()
+    waiting = threading.Thread(target=lambda: (chunks.wait_none(60.0), order.append("slice")), daemon=True)
+    waiting.start()
+    chunks.leave()
+    order.append("a chunk left")
+    chunks.leave()
+    waiting.join(10)
+    assert order == ["a chunk left", "slice"]
+
+
+def test_a_slice_begins_though_chunks_never_leave() -> None:
+    """So copying ends, whatever rows do."""
+    chunks = ChunksInside()
+    chunks.enter()
+    turns = Turns(chunks)
+    began_s = ports.now_s()
+    turns.wait()
+    assert GIVE_WAY_S <= ports.now_s() - began_s < 5
+
+
+def test_chunks_that_never_leave_make_copying_slow(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+    chunks.enter()
+    slices(turns, clock, chunks, 15)
+    chunks.leave()
+    assert slices(turns, clock, chunks, 1) == pytest.approx(SHARE_MIN, rel=0.2)
