@@ -46,7 +46,11 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import last_owned
 
-BEHIND_ROWS_MAX = 5_000  # forwarded and not yet replayed: with fewer, the target counts as caught up
+# Forwarded and not yet replayed: with so many rows at most, the target counts as caught up. After the cut, rows of the step wait
+# until the target has replayed them, so there should be few. But a target that does not come nearer is not waited for for ever.
+BEHIND_ROWS_FEW = 100
+BEHIND_ROWS_MAX = 5_000
+MARKERS_MAX = 20  # that are sent in the hope of few rows
 
 
 class Mover:
@@ -291,7 +295,10 @@ class Mover:
         forwarder = self.handover.forwarder(step)
         if forwarder is None:
             return
-        if forwarder.rows - rows <= BEHIND_ROWS_MAX:
+        outgoing = self.handover.step(step)
+        outgoing.markers += 1
+        enough = BEHIND_ROWS_FEW if outgoing.markers <= MARKERS_MAX else BEHIND_ROWS_MAX
+        if forwarder.rows - rows <= enough:
             self._handle(CaughtUp(step))
         else:
             self.handover.queue.put(self._effects.marker(step, forwarder))

@@ -47,6 +47,7 @@ class OutgoingStep:
     forwarder: Forwarder | None = None  # set while rows are applied to keys that were copied
     copied: set[Key] | None = None  # the keys of the step, once all of them have been copied
     shipped: bool = False  # all that the target lacks of the step is on its way
+    markers: int = 0  # that the target has reached
     batch_sent: bool = False  # whether ledger and earlier state of the batch in progress were sent with the copy
 
 

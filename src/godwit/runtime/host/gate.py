@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from godwit import ports
 from godwit.errors import StaleGeneration
@@ -49,6 +50,7 @@ class Gate:
         self._stopping = stopping
         self._refusals = Refusals()
         self._answers = 0
+        self._epochs = _epochs_of(shared.instance.ownership)  # of all groups, when the router heard of them last
 
     def let_in(self, chunk: Chunk, seen: int, again: bool, apply: Apply) -> Passed:
         """Apply, refuse or delay the rows. Called with the instance's lock, which is released while rows wait."""
@@ -125,7 +127,16 @@ class Gate:
             else:
                 group = route_hash % len(ownership.groups)
                 groups[group] = OwnerHint(group, share.peer, share.epoch)
+        for group in self._changed_groups(ownership):
+            share = ownership.groups[group]
+            if share.stand is Stand.AWAY:
+                groups.setdefault(group, OwnerHint(group, share.peer, share.epoch))
         return RefusedRows(np.sort(rows).tolist(), tuple(groups.values()), tuple(keys))
+
+    def _changed_groups(self, ownership: Ownership) -> list[int]:
+        """Groups that have changed their owner since the router heard of them: the router need not find out one by one."""
+        before, self._epochs = self._epochs, _epochs_of(ownership)
+        return np.flatnonzero(self._epochs != before).tolist()
 
     def _report_backlog(self, hashes: Any, ownership: Ownership) -> None:
         """Rows of lent units wait at the target from now on. A push is ordered by this backlog."""
@@ -142,3 +153,7 @@ class Gate:
         for tell in self._shared.event_listeners:
             for unit, n in rows.items():
                 tell(Waiting(unit, n, now_s))
+
+
+def _epochs_of(ownership: Ownership | None) -> npt.NDArray[np.uint32]:
+    return np.array([] if ownership is None else ownership.groups.epochs, np.uint32)
