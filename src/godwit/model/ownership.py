@@ -71,10 +71,21 @@ class Groups:
         return Share(Stand(self.stands[group]), self.epochs[group], self.peers[self.at[group]])
 
     def __setitem__(self, group: int, share: Share) -> None:
-        if share.peer not in self.peers:
-            self.peers.append(share.peer)
         self.stands[group], self.epochs[group] = share.stand, share.epoch
-        self.at[group] = self.peers.index(share.peer)
+        self.at[group] = self.position(share.peer)
+
+    def position(self, peer: str) -> int:
+        if peer not in self.peers:
+            self.peers.append(peer)
+        return self.peers.index(peer)
+
+    def change(self, groups: Collection[int], stand: Stand, peer: str, epochs: int) -> None:
+        """Many groups at once: rows wait for that."""
+        at = self.position(peer) if groups else 0
+        for group in groups:
+            self.stands[group] = stand
+            self.epochs[group] += epochs
+            self.at[group] = at
 
     def __iter__(self) -> Iterator[Share]:
         return map(self.__getitem__, range(len(self.stands)))
@@ -172,7 +183,7 @@ class Ownership:
 
     def served(self, epochs: Mapping[Unit, int]) -> bool:
         """Whether this instance has owned all of these units in these epochs or later: then it has served the step already."""
-        return bool(epochs) and all(self.share(unit).epoch >= epoch for unit, epoch in epochs.items())
+        return bool(epochs) and all(self.epoch(unit) >= epoch for unit, epoch in epochs.items())
 
     def busy(self) -> bool:
         """Whether some unit is between two owners: then a new batch that may fire timers must wait."""
@@ -217,7 +228,7 @@ class Ownership:
     def release(self, step: str, units: Units, to: str) -> None:
         """The change is the commit point of the hand-over as soon as it is durable."""
         self._change(units, {Stand.CUT}, Stand.AWAY, to, epochs=1)
-        self.outgoing[step] = Outgoing(units, to, {unit: self.share(unit).epoch for unit in units})
+        self.outgoing[step] = Outgoing(units, to, {unit: self.epoch(unit) for unit in units})
 
     def take_back(self, step: str) -> None:
         """Own a released step again, because its target is lost for good and never owned it.
@@ -300,13 +311,21 @@ class Ownership:
 
     def _change(self, units: Units, legal: set[Stand], stand: Stand, peer: str, epochs: int = 0) -> None:
         for unit in units:
-            share = self.share(unit)
-            if share.stand not in legal:
+            if self._stand(unit) not in legal:
                 raise InvariantBroken(
-                    f"{unit.kind} {unit.id} is {share.stand.name} on {self.host} and cannot become {stand.name}"
+                    f"{unit.kind} {unit.id} is {self._stand(unit).name} on {self.host} and cannot become {stand.name}"
                 )
-            self._set(unit, Share(stand, share.epoch + epochs, peer))
+        for key in units.keys:
+            self.keys[key] = Share(stand, self.of(key).epoch + epochs, peer)
+        self.groups.change(units.groups, stand, peer, epochs)
         self.version += 1
+
+    def _stand(self, unit: Unit) -> Stand:
+        return Stand(self.groups.stands[unit.id]) if unit.kind == "group" else self.of(unit.id).stand
+
+    def epoch(self, unit: Unit) -> int:
+        """The number of owners that the unit has had, as far as this host knows."""
+        return self.groups.epochs[unit.id] if unit.kind == "group" else self.of(unit.id).epoch
 
     def _set(self, unit: Unit, share: Share) -> None:
         if unit.kind == "group":
@@ -336,8 +355,11 @@ class Ownership:
         if not memory:
             return groups
         settled = Groups(bytearray(groups.stands), groups.epochs[:], groups.at[:], list(groups.peers))
+        own = settled.position(self.host)
         for at in memory:
-            settled[at] = self._settled(groups[at])
+            stays_here = settled.stands[at] != Stand.EXPECTED
+            settled.stands[at] = Stand.MINE if stays_here else Stand.AWAY
+            settled.at[at] = own if stays_here else settled.at[at]
         return settled
 
     def _settled(self, share: Share) -> Share:

@@ -46,7 +46,7 @@ from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import last_owned
 
-# Forwarded and not yet replayed: with so many rows at most, the target counts as caught up. After the cut, rows of the step wait
+# Forwarded and not yet replayed: with so many rows at most, the target counts as caught up. After the cut rows of the step wait
 # until the target has replayed them, so there should be few. But a target that does not come nearer is not waited for for ever.
 BEHIND_ROWS_FEW = 100
 BEHIND_ROWS_MAX = 5_000

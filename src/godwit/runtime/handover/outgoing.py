@@ -180,7 +180,7 @@ class OutgoingHandover:
 
     def note_served(self, units: Units) -> None:
         """The target serves these units."""
-        self.figures.moved |= {unit: self.shared.ownership.share(unit).epoch for unit in units}
+        self.figures.moved |= {unit: self.shared.ownership.epoch(unit) for unit in units}
         self.note_phase("served")
 
     def count_sent(self, queued: Queued, sent_bytes: int) -> None:

@@ -122,7 +122,7 @@ class Shipment:
         """The epochs in which the origin owns the units, or owned them until it released them."""
         released = self._shared.ownership.outgoing.get(step_name(migration, step))
         if released is None:
-            return {unit: self._shared.ownership.share(unit).epoch for unit in units}
+            return {unit: self._shared.ownership.epoch(unit) for unit in units}
         return {unit: epoch - 1 for unit, epoch in released.epochs.items()}
 
     def state(self, step: int, keys: list[Key]) -> Queued:
