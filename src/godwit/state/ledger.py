@@ -119,6 +119,11 @@ class Entry:
             checks = np.concatenate((self.checks, other.checks))
         return Entry(rows, hashes, joined([self.outputs, other.outputs]), checks=checks)
 
+    def joined_with(self, later: Entry, rows_max: int) -> Entry | None:
+        """Both as one, if the rows of the other entry come later and there are not too many; None if not."""
+        fits = len(self.rows) + len(later.rows) <= rows_max and self.last < later.first
+        return self.then(later) if fits else None
+
     def without_outputs(self, output_schema: pa.Schema) -> Entry:
         """The entry after the output schema has changed: the run that may ask for its outputs has ended."""
         return Entry(self.rows, self.hashes, no_tagged_outputs(output_schema), self.firing, self.checks)

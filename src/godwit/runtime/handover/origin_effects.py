@@ -182,13 +182,13 @@ class OriginEffects:
         """
         shared, shipment = self._shared, self._shipment
         with shared.lock:
-            still_needed, entries = shipment.still_needed(), shipment.ledger(step, select)
+            progress, entries = shared.instance.progress, shipment.ledger(step, select)
             keys = list(shipment.with_removed(forwarder.keys, select))
         at = 0
         while at < len(keys):
             part = keys[at : at + self.handover.turns.items]
             with shared.lock:
-                if not still_needed():
+                if not shipment.still_needed(progress):
                     break
                 for queued in shipment.of_batch(step, part, ()):
                     self.handover.queue.put(queued)
@@ -196,7 +196,8 @@ class OriginEffects:
             at += len(part)
             yield
         for queued in entries:
-            self.handover.queue.put(queued)
+            if queued is not None:
+                self.handover.queue.put(queued)
             yield
         self.handover.step(step).batch_sent = True
 
@@ -237,7 +238,8 @@ class OriginEffects:
         timers = [] if ownership.mine() - units else list(ledger.timers())
         sent = copied is not None and outgoing.batch_sent
         items += shipment.of_batch(step, () if sent else shipment.with_removed(keys, select), timers)
-        entries = iter(()) if sent else shipment.ledger(step, select)
+        ledger_messages = iter(()) if sent else shipment.ledger(step, select)
+        entries = (queued for queued in ledger_messages if queued is not None)
         return chain(items, entries, [shipment.end(handover.request.id, step, units)])
 
     def _backup(self, step: int) -> Queued:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from godwit.model.ownership import step_name
+from godwit.model.progress import Progress
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.chunk.ownership_columns import selects
@@ -25,6 +27,7 @@ from godwit.state.ledger_spill import StoredEntry
 
 SLICE_BYTES = 256 << 10  # of one message: takes a few hundred microseconds of Python's lock
 SLICE_ROWS = 2_000
+LEDGER_ROWS = 1_024  # of one message, unless an entry has more
 INDEX_KEYS = 500  # about half a millisecond
 
 
@@ -144,32 +147,43 @@ class Shipment:
             info, body = ledger_part(instance.memory, lane, entry)
             yield Queued(messages.StepLedger(step, progress, info), iter([body]))
 
-    def ledger(self, step: int, select: Select) -> Iterator[Queued]:
-        """Entries of the batch in progress as they are now. The messages are made later, one by one, without the lock."""
-        return self._entries(step, select, self._shared.instance.ledger.stored(), self.still_needed())
+    def ledger(self, step: int, select: Select) -> Iterator[Queued | None]:
+        """Entries of the batch in progress as they are now. The messages are made later, one by one, without the lock.
 
-    def still_needed(self) -> Callable[[], bool]:
-        """Returns a test whether anyone needs what belongs to the present batch.
-
-        Not if it is committed or begins anew, nor if the operator has been defined again: then a later run begins it anew.
+        None: an entry was read, and there is no message yet.
         """
         instance = self._shared.instance
-        progress, schema = instance.progress, instance.ledger.output_schema
-        return lambda: instance.progress.same_attempt(progress) and instance.ledger.output_schema is schema
+        return self._entries(step, select, (instance.progress, instance.ledger.output_schema), instance.ledger.stored())
+
+    def still_needed(self, progress: Progress) -> bool:
+        """Whether anyone needs what belongs to this batch: not if it is committed, or begins anew."""
+        return self._shared.instance.progress.same_attempt(progress)
 
     def _entries(
-        self, step: int, select: Select, stored: list[tuple[str, StoredEntry]], still_needed: Callable[[], bool]
-    ) -> Iterator[Queued]:
+        self, step: int, select: Select, of: tuple[Progress, pa.Schema], stored: list[tuple[str, StoredEntry]]
+    ) -> Iterator[Queued | None]:
+        """Parts of neighbours go together: a message costs the target about a millisecond, however few rows it has."""
         instance = self._shared.instance
+        progress, schema = of
+        before: tuple[str, Entry] | None = None
         for lane, each in stored:
             with self._shared.lock:
-                if not still_needed():
-                    return
-                progress, entry = instance.progress, instance.ledger.read(each)
+                if not self.still_needed(progress) or instance.ledger.output_schema is not schema:
+                    return  # after another definition of the operator, a later run begins the batch anew
+                entry = instance.ledger.read(each)
             part = entry.of(select)
             if len(part.rows):
-                info, body = ledger_part(instance.memory, lane, part)
-                yield Queued(messages.StepLedger(step, progress, info), iter([body]))
+                both = before[1].joined_with(part, LEDGER_ROWS) if before is not None and before[0] == lane else None
+                if before is not None and both is None:
+                    yield self._entry(step, progress, *before)
+                before = (lane, part if both is None else both)
+            yield None
+        if before is not None:
+            yield self._entry(step, progress, *before)
+
+    def _entry(self, step: int, progress: Progress, lane: str, entry: Entry) -> Queued:
+        info, body = ledger_part(self._shared.instance.memory, lane, entry)
+        return Queued(messages.StepLedger(step, progress, info), iter([body]))
 
     def end(self, migration: str, step: int, units: Units) -> Queued:
         """The last message of a step, with the epochs in which the origin owns it, or owned it until it released it."""
