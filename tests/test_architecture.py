@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[frozenset[str], ...]] = {
     unit: tuple(frozenset(row.split()) for row in rows)
     for unit, rows in {
         "runtime": (
-            "liveness processor",
+            "liveness pacing processor",
             "chunk load",
             "durable",
             "instance",

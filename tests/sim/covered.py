@@ -33,7 +33,7 @@ REASONS = {
     "runtime/load/sketch.py": "hot keys are looked for by the driver",
     "runtime/instance/failure_isolation.py": "rows on which user code fails are not in the load",
     "runtime/instance/user_code.py": "limits of user code are not in the load",
-    "runtime/handover/switch_interval.py": "a matter of real threads",
+    "runtime/pacing/switch_interval.py": "a matter of real threads",
     "runtime/router/pace.py": "rows that take long are not in the load",
     "runtime/controller.py": "the driver's service: only what hosts ask of it is used",
     "state/spill": "state that exceeds memory is not in the load",

@@ -18,7 +18,7 @@ from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime import messages
 from godwit.runtime.chunk.chunk import Chunk
-from godwit.runtime.handover.connection import Broken, Queued, Reached, TargetConnection
+from godwit.runtime.handover.connection import Broken, Queued, Reached, Taken, TargetConnection
 from godwit.runtime.handover.mover import Mover
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
@@ -109,8 +109,11 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """A target that is always there; gives what it is sent, up to something of this kind."""
     sent: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def send(_: TargetConnection, out: Queued) -> int:
+    def send(connection: TargetConnection, out: Queued) -> int:
         bodies = sum(1 for _ in out.bodies or ())
+        if isinstance(out.message, messages.SliceEnd):
+            connection._queue.put(Taken(0.0, crowded=False))
+            return 0
         sent.put(
             f"{out.message.kind} {bodies}"
             if out.message.kind in ("step_state", "state_before_batch")

@@ -11,7 +11,7 @@ from typing import Any
 from godwit.runtime import messages
 from godwit.runtime.handover.receiver import Receiver
 from godwit.runtime.host.migration_service import MigrationService
-from godwit.runtime.instance.shared_instance import ChunksInside
+from godwit.runtime.pacing.chunks_inside import ChunksInside
 from godwit.transport import wire
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from godwit import ports
-from godwit.runtime.handover.turns import (
+from godwit.runtime.pacing.chunks_inside import ChunksInside
+from godwit.runtime.pacing.turns import (
     GIVE_WAY_S,
     ITEMS_MAX,
     ITEMS_MIN,
@@ -16,9 +17,10 @@ from godwit.runtime.handover.turns import (
     SHARE_MAX,
     SHARE_MIN,
     SLICE_S,
+    UNDER_WAY_MAX,
+    SliceTime,
     Turns,
 )
-from godwit.runtime.instance.shared_instance import ChunksInside
 
 
 class Clock(ports.Machine):
@@ -151,3 +153,64 @@ def test_chunks_that_never_leave_make_copying_slow(clock: Clock) -> None:
     slices(turns, clock, chunks, 15)
     chunks.leave()
     assert slices(turns, clock, chunks, 1) == pytest.approx(SHARE_MIN, rel=0.2)
+
+
+def test_few_slices_are_under_way_until_the_target_answers(clock: Clock) -> None:
+    turns = Turns(ChunksInside())
+    for _ in range(UNDER_WAY_MAX):
+        assert turns.pause_s() == 0
+        turns.sent()
+    assert turns.pause_s() > 0
+    turns.taken(0.001, crowded=False)
+    assert turns.pause_s() == 0
+
+
+def test_answers_that_a_broken_connection_owes_are_not_waited_for(clock: Clock) -> None:
+    turns = Turns(ChunksInside())
+    for _ in range(UNDER_WAY_MAX):
+        turns.sent()
+    turns.forget_sent()
+    assert turns.pause_s() == 0
+    turns.taken(0.001, crowded=False)  # it comes all the same
+    turns.sent()
+    assert turns.pause_s() == 0
+
+
+def test_the_slower_end_sets_the_pace(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+    slices(turns, clock, chunks, 50)
+    before = turns.items
+    for _ in range(10):
+        turns.sent()
+        turns.count(turns.items)
+        turns.taken(10 * SLICE_S, crowded=False)
+        share = slices(turns, clock, chunks, 1)
+    assert share == pytest.approx(1 / 12)  # as long a pause as both have worked
+    assert turns.items == ITEMS_MIN < before
+
+
+def test_rows_at_the_target_make_copying_slow(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+    for _ in range(20):
+        turns.sent()
+        turns.taken(0.0, crowded=True)
+        slices(turns, clock, chunks, 1)
+    turns.sent()
+    turns.taken(0.0, crowded=True)
+    assert slices(turns, clock, chunks, 1) == pytest.approx(SHARE_MIN, rel=0.2)
+
+
+def test_a_target_tells_how_long_it_has_worked_on_a_slice_and_whether_rows_left_it_alone(clock: Clock) -> None:
+    chunks = ChunksInside()
+    time_of = SliceTime(chunks)
+    for _ in range(3):
+        time_of.begin()
+        with time_of:
+            clock.time_s += 0.002
+    assert time_of.end() == (6.0, False)
+    chunks.enter()
+    time_of.begin()
+    assert time_of.end() == (0.0, True)
+    assert time_of.end() == (0.0, False)

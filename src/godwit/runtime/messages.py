@@ -265,6 +265,13 @@ class CopyMarker(FromOrigin):
 
 
 @dataclass(frozen=True, slots=True)
+class SliceEnd(FromOrigin):
+    """A slice of a copy has been sent. The target answers when it has taken up all that came before."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class OriginProgress(FromOrigin):
     """How far the origin is, where the copies of its keys are at the target already."""
 
@@ -354,6 +361,15 @@ class MarkerReached(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class SliceTaken(Message):
+    """The target has come to a `SliceEnd`, after so much work. `crowded`: chunks of rows never left it alone meanwhile."""
+
+    step: int
+    took_ms: float
+    crowded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TargetFailed(Message):
     """The target cannot go on, for a reason that somebody must know."""
 
@@ -372,6 +388,7 @@ FROM_ORIGIN: Final = (
     StateBeforeBatch,
     StepLedger,
     CopyMarker,
+    SliceEnd,
     OriginProgress,
     StepEnd,
     StepReleased,
@@ -386,6 +403,7 @@ FROM_TARGET: Final = (
     StepMissing,
     StepServed,
     MarkerReached,
+    SliceTaken,
     TargetFailed,
 )
 

@@ -70,6 +70,14 @@ class Reached(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Taken(Event):
+    """The target has taken up a slice of a copy, after so much work. `crowded`: rows left it no time."""
+
+    took_s: float
+    crowded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Answered(Event):
     """The target's answer on a connection. An answer on an older connection may not be true any more."""
 
@@ -97,6 +105,8 @@ def event_of(answer: typed.Message) -> Event:
             return Served(step)
         case messages.MarkerReached(step, rows):
             return Reached(step, rows)
+        case messages.SliceTaken(_, took_ms, crowded):
+            return Taken(took_ms / 1000, crowded)
         case messages.TargetFailed(error):
             return Failed(error)
         case _:

@@ -36,15 +36,16 @@ from godwit.runtime.handover.connection import (
     ConnectionLost,
     Failed,
     Reached,
+    Taken,
     TargetConnection,
 )
 from godwit.runtime.handover.origin_effects import OriginEffects
 from godwit.runtime.handover.outgoing import OutgoingHandover
-from godwit.runtime.handover.switch_interval import prompt
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
 from godwit.runtime.liveness.wills import last_owned
+from godwit.runtime.pacing.switch_interval import prompt
 
 # Forwarded and not yet replayed: with so many rows at most, the target counts as caught up. After the cut rows of the step wait
 # until the target has replayed them, so there should be few. But a target that does not come nearer is not waited for for ever.
@@ -279,8 +280,8 @@ class Mover:
             case Failed(error):
                 self.failure = error
                 event = AbortRequested(str(error))
-            case Reached(step, rows):
-                self._marker_reached(step, rows)
+            case Reached() | Taken():
+                self._target_advanced(event)
                 return
             case Begun():
                 self._began = True
@@ -289,6 +290,13 @@ class Mover:
         for effect in self._machine.on(event):
             self._effects.do(effect)
         self.handover.announce_news()
+
+    def _target_advanced(self, event: Reached | Taken) -> None:
+        match event:
+            case Reached(step, rows):
+                self._marker_reached(step, rows)
+            case Taken(took_s, crowded):
+                self.handover.turns.taken(took_s, crowded)
 
     def _marker_reached(self, step: int, rows: int) -> None:
         """The target has caught up, unless many rows were forwarded since the marker: then the target gets another marker."""

@@ -172,7 +172,12 @@ class OriginEffects:
             if keys:
                 self.handover.queue.put(self._shipment.state(step, keys))
         turns.count(len(keys))
+        self._end_slice(step)
         return bool(keys)
+
+    def _end_slice(self, step: int) -> None:
+        self.handover.queue.put(Queued(messages.SliceEnd(step)))
+        self.handover.turns.sent()
 
     def _send_batch_so_far(self, step: int, select: Select, forwarder: Forwarder) -> Iterator[None]:
         """Send the ledger of the batch so far. The target replays the later rows, so the cut need not send any ledger.
@@ -190,14 +195,16 @@ class OriginEffects:
             with shared.lock:
                 if not shipment.still_needed(progress):
                     break
-                for queued in shipment.of_batch(step, part, ()):
-                    self.handover.queue.put(queued)
+                for images in shipment.of_batch(step, part, ()):
+                    self.handover.queue.put(images)
             self.handover.turns.count(len(part))
+            self._end_slice(step)
             at += len(part)
             yield
         for queued in entries:
             if queued is not None:
                 self.handover.queue.put(queued)
+                self._end_slice(step)
             yield
         self.handover.step(step).batch_sent = True
 

@@ -18,9 +18,9 @@ from godwit.runtime import messages
 from godwit.runtime.handover.connection import Queued, SendQueue
 from godwit.runtime.handover.forwarding import Forwarder
 from godwit.runtime.handover.shipment import Shipment
-from godwit.runtime.handover.turns import Turns
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
+from godwit.runtime.pacing.turns import Turns
 from godwit.state.keys import Key
 
 
@@ -111,8 +111,9 @@ class OutgoingHandover:
     def connection_ended(self) -> None:
         """The target drops its copies, so the slices that were still to be sent are of no use."""
         self.slices.clear()
+        self.turns.forget_sent()
         for step in self._steps.values():
-            step.copied, step.shipped, step.batch_sent = None, False, False
+            step.copied, step.shipped, step.batch_sent, step.markers = None, False, False, 0
 
     # -- slices ------------------------------------------------------------------------------------------------------
 

@@ -38,13 +38,13 @@ from godwit.runtime import messages
 from godwit.runtime.handover.answers import Answers, outcome_of
 from godwit.runtime.handover.copies import Copies
 from godwit.runtime.handover.incoming import IncomingHandover, SendAgain
-from godwit.runtime.handover.switch_interval import prompt
 from godwit.runtime.handover.target_effects import TAKEN_OVER, TargetEffects
-from godwit.runtime.handover.turns import Turns
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.liveness.waits import waits
+from godwit.runtime.pacing.switch_interval import prompt
+from godwit.runtime.pacing.turns import SliceTime
 from godwit.transport import bodies, typed
 from godwit.transport.flight import GONE
 
@@ -79,7 +79,7 @@ class Receiver:
         self._effects = TargetEffects(self.handover)
         self._standby = standby  # copies of a standby outlive the connection
         self._acting = ports.rlock()
-        self._turns = Turns(shared.chunks)  # of the thread that serves the newest connection
+        self._slice = SliceTime(shared.chunks)  # of the thread that serves the newest connection
         self._connection: ExitStack | None = None  # the newest connection, with the resources that it uses
         self._no_connection = ports.event()
         self._no_connection.set()
@@ -127,8 +127,8 @@ class Receiver:
         """Handle a message; False after the last message, and if there is a newer connection."""
         received = typed.unpack(message.app_metadata, *messages.FROM_ORIGIN)
         if isinstance(received, COPIED):
-            self._wait_turn(received.step)
-        with self._turns.working(), self._acting:
+            self._give_way(received.step)
+        with self._slice, self._acting:
             if self._connection is not connection or isinstance(received, messages.Bye):
                 return False
             if isinstance(received, messages.Hello):
@@ -142,11 +142,11 @@ class Receiver:
                 self.answers.send(messages.TargetFailed(error.at(host=self._services.host)))
             return True
 
-    def _wait_turn(self, number: int) -> None:
+    def _give_way(self, number: int) -> None:
         """Copies that nobody waits for give way to rows. Rows that are to be replayed do not: the copy has to keep up."""
         step = self.handover.steps.get(number)
         if step is not None and step.ahead:
-            self._turns.wait()
+            self._slice.begin()
 
     def _end(self, connection: ExitStack | None) -> None:
         """End the connection, if it is the newest: late messages of it must not count as messages of the next connection."""
@@ -268,6 +268,8 @@ class Receiver:
                 self._handle(Arrived(step, units, fits))
             case messages.StepReleased():
                 self._released(message)
+            case messages.SliceEnd(step):
+                self.answers.send(messages.SliceTaken(step, *self._slice.end()))
             case messages.StepAborted(step, units):
                 self._handle(AbortReported(step, units))
             case _:

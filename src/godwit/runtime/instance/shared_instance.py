@@ -14,6 +14,7 @@ from godwit.model.ownership import Ownership
 from godwit.model.units import Units
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.load.gauges import Gauges
+from godwit.runtime.pacing.chunks_inside import ChunksInside
 from godwit.state.keys import Key, KeyCodec
 
 STALLS_MAX = 100_000
@@ -26,39 +27,6 @@ class Stall:
     at_ms: float  # when the wait ended, by the wall clock
     waited_ms: float
     rows: int
-
-
-class ChunksInside:
-    """The chunks of rows that this process works on, from their arrival to their answer. Work that can wait gives way to them.
-
-    Chunks come and go without a lock: each step is one operation of a list, which Python does not divide.
-    """
-
-    def __init__(self) -> None:
-        self.entered = 0  # how many chunks have come: may miss some, because threads count without a lock
-        self._inside: list[None] = []
-        self._waiting: list[ports.Event] = []
-
-    def enter(self) -> None:
-        self.entered += 1
-        self._inside.append(None)
-
-    def leave(self) -> None:
-        self._inside.pop()
-        if self._waiting and not self._inside:
-            for event in list(self._waiting):
-                event.set()
-
-    def wait_none(self, at_most_s: float) -> bool:
-        """Wait until there is no chunk, at most so long; returns whether there is none."""
-        if not self._inside:
-            return True
-        event = ports.event()
-        self._waiting.append(event)
-        try:
-            return not self._inside or event.wait(at_most_s)
-        finally:
-            self._waiting.remove(event)
 
 
 @dataclass(slots=True)
