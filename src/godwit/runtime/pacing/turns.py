@@ -23,21 +23,21 @@ from godwit import ports
 from godwit.runtime.pacing.chunks_inside import ChunksInside
 
 SLICE_S: Final = 0.001  # of work at a time
-SHARE_FIRST, SHARE_MIN, SHARE_MAX = 0.3, 0.05, 0.5  # of the time of a thread that copies while rows come
-GIVE_WAY_S: Final = 0.005  # the longest wait for chunks before a slice
+SHARE_FIRST, SHARE_MIN, SHARE_MAX = 0.4, 0.2, 0.5  # of the time of a thread that copies while rows come
+GIVE_WAY_S: Final = 0.003  # the longest wait for chunks before a slice
 UNDER_WAY_MAX: Final = 2  # slices that are sent and not yet taken up
 ANSWER_S: Final = 0.5  # how long to wait for an answer before looking around
 LATE_S: Final = 0.001  # a thread that wakes up later than this shows that rows wait, too
 SLOWER, FASTER = 0.7, 1.1  # the next share of time
 PAUSE_MAX_S: Final = 0.05
-ITEMS_MIN, ITEMS_MAX = 8, 256  # of a slice; fewer cost more to send than they take
+ITEMS_MIN, ITEMS_MAX = 64, 256  # keys of a slice: fewer cost more to send than they are worth
 
 
 class Turns:
     """The turns of one thread. `items`: how many keys about fill a slice."""
 
     def __init__(self, chunks: ChunksInside) -> None:
-        self.items = ITEMS_MAX // 4
+        self.items = ITEMS_MAX // 2
         self._chunks = chunks
         self._share = SHARE_FIRST
         self._worked_s = 0.0  # since the last pause
