@@ -101,6 +101,9 @@ class ValueColumns:
     def each_key(self) -> Iterator[Key]:
         return iter(self._numbers.keys(np.flatnonzero(self._there[: len(self._numbers)])))
 
+    def key_list(self) -> list[Key]:
+        return list(self.each_key())
+
     def clear_many(self, keys: Iterable[Key]) -> None:
         numbers = self._find(list(keys))
         self._stage.put(numbers[numbers >= 0], None, False)
