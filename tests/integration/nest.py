@@ -27,7 +27,7 @@ from godwit.model.routing import Routing
 from godwit.runtime.controller import Controller, DriverAnswers
 from godwit.runtime.host.host import HostConfig
 from godwit.runtime.liveness.leases import Lease, host_directory, read_lease, write_owner
-from godwit.runtime.messages import Admit, Define, FetchState, OperatorDefinition
+from godwit.runtime.messages import Admit, Define, FetchState, OperatorDefinition, RunAdmitted
 from godwit.runtime.processor.native import NativeAdapter, Processor
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.router.route import Route, Task
@@ -79,9 +79,10 @@ class Nest:
         self.bind = "127.0.0.1"
         self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
 
-    def _admit(self, request: Admit) -> None:
+    def _admit(self, request: Admit) -> RunAdmitted:
         if request.run not in self.runs:
             raise StaleRun(f"run {request.run} is no longer active")
+        return RunAdmitted()
 
     def config(self, host: str) -> HostConfig:
         return HostConfig(

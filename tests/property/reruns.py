@@ -30,7 +30,7 @@ from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
-from godwit.runtime.messages import OpenLane
+from godwit.runtime.messages import OpenLane, RunAdmitted
 from godwit.runtime.processor.rows import Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -107,8 +107,9 @@ def held(state: KeyedState) -> dict[int, tuple[list[bytes], list[tuple[bytes, by
     return {int(key[0]): (state.list_get(0, key), list(state.map_items(1, key))) for key in list(state.keys())}
 
 
-def welcome(*_: Any) -> None:
-    """Every run is the newest."""
+def welcome(*_: Any) -> bool:
+    """Every run is the newest, and its progress is not asynchronous."""
+    return False
 
 
 class Host:
@@ -136,7 +137,8 @@ class Host:
         self.instance.durable.journal = self.log
         self.instance.write([self.instance.define_part(), self.instance.own_part()])
         self.exchange = LaneExchange(
-            HostServices(self.name, str(self.root), "", "", self.log, lambda: 1_000, lambda: False), welcome
+            HostServices(self.name, str(self.root), "", "", self.log, lambda: 1_000, lambda: False),
+            lambda _: RunAdmitted(),
         )
         self.port = HostServices(self.name, str(self.root), "token", "", self.log, lambda: 1_000, lambda: False)
 
@@ -150,7 +152,7 @@ class Host:
         self._open()
 
     def opened(self, request: BatchRef, lane: str, admit: Any = welcome) -> Work:
-        self.exchange._admit = lambda asked: admit(request, asked.last_batch, asked.fresh)
+        self.exchange._admit = lambda asked: RunAdmitted(bool(admit(request, asked.last_batch, asked.fresh)))
         return self.exchange._open(self.shared, OpenLane("keep", request.query, request.run, request.batch, lane))
 
     def finish(self, request: BatchRef, lane: str, rows: int, sent: int | None = None) -> None:

@@ -149,7 +149,7 @@ class Evolution(RuleBasedStateMachine):
 
     def begin(self) -> None:
         request = BatchRef("query", f"run-{self.run}", self.batch)
-        self.instance.open(request, "0", 0, lambda *_: None)
+        self.instance.open(request, "0", 0, lambda *_: False)
         self.log.flush(self.instance.lsn)
 
     # -- work --------------------------------------------------------------------------------------------------------

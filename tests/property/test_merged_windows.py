@@ -58,7 +58,7 @@ class Query:
     def push(self, block: pa.RecordBatch) -> list[dict[str, Any]]:
         self.batch += 1
         request = BatchRef("q", "r", self.batch)
-        opened = self.instance.open(request, "0", 1_000 + self.batch, lambda *_: None)
+        opened = self.instance.open(request, "0", 1_000 + self.batch, lambda *_: False)
         count = len(block)
         newest = block.column("at").cast(pa.int64()).drop_null().to_numpy().max(initial=0) // 1_000
         if self.instance.batch.merge:

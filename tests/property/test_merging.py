@@ -100,7 +100,7 @@ def state_after(batches: Sequence[pa.RecordBatch]) -> dict[Any, Any]:
     instance = Instance("totals", spec, KeyedState(spec.variables, codec), codec)
     instance.attach(spec, adapter)
     request = BatchRef("q", "r", 0)
-    instance.open(request, "0", 0, lambda *_: None)
+    instance.open(request, "0", 0, lambda *_: False)
     for batch in batches:
         numbers, hashes = (batch.column(name).to_numpy() for name in (ROW, HASH))
         instance.apply(request, "0", Chunk(batch.select(INPUT.names), numbers, hashes))

@@ -159,7 +159,7 @@ def test_a_crash_before_the_revert_is_written_leaves_it_to_the_next_open(flock: 
     flock.run(FIRST, TEN, [0] * 10, upto=10)
     host = flock.hosts[0]
     host.instance.durable.journal = Unwritten()
-    host.instance.open(AGAIN, "0", 1_000, lambda *_: None)
+    host.instance.open(AGAIN, "0", 1_000, lambda *_: False)
     assert host.instance.progress.run == "run-2"
     host.restart()
     assert host.instance.progress.run == "run-1"

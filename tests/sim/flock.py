@@ -22,7 +22,7 @@ from godwit.runtime.host.host import Host, HostConfig
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatReceiver
 from godwit.runtime.liveness.leases import host_directory, read_lease, write_owner
 from godwit.runtime.liveness.wills import read_will
-from godwit.runtime.messages import Admit
+from godwit.runtime.messages import Admit, RunAdmitted
 from godwit.runtime.processor.spec import Operator
 from godwit.runtime.router.routing_table import write_routing
 from godwit.runtime.takeover import rescue
@@ -59,6 +59,7 @@ class Flock:
         self.recovering: set[str] = set()
         self.tables = {name: plan.first.joined(plan.hosts) for name in self.operators}
         self.runs: set[str] = set()  # those that Spark would call active
+        self.asynchronous: set[str] = set()  # queries whose progress Spark tracks asynchronously
         self.migrations: set[str] = set()  # that the driver follows
         self.standing: dict[str, tuple[str, str, str, Units]] = {}  # standbys: operator, origin, target, what is copied
         self.recoveries: dict[str, list[tuple[float, bool]]] = {}  # by host, as they came
@@ -86,9 +87,10 @@ class Flock:
             self.start(name)
         ports.event().wait()
 
-    def _admit(self, request: Admit) -> None:
+    def _admit(self, request: Admit) -> RunAdmitted:
         if request.run not in self.runs:
             raise StaleRun(f"run {request.run} is no longer active")
+        return RunAdmitted(request.query in self.asynchronous)
 
     def _peer_of(self, host: str) -> str | None:
         left = self.left()

@@ -326,7 +326,7 @@ class Pair:
         self.rows: dict[tuple[int, str], Iterator[int]] = {}
         self.there: Callable[[Note], bool] = lambda _: False
         self.back: Callable[[Note], bool] = lambda _: False
-        self.admit: Callable[[messages.Admit], None] = welcome  # the driver's word on a run
+        self.admit: Callable[[messages.Admit], object] = welcome  # the driver's word on a run
         self._connected = threading.Condition()
         self._names = itertools.count()
         self._pause = threading.Event()
@@ -337,8 +337,9 @@ class Pair:
         self.a, self.b = Side(self, "host-0", operator), Side(self, "host-1", operator)
         self._codec = self.a.shared.instance.key_codec
 
-    def ask_driver(self, request: messages.Admit) -> None:
+    def ask_driver(self, request: messages.Admit) -> messages.RunAdmitted:
         self.admit(request)
+        return messages.RunAdmitted()
 
     def chunk(self, numbers: list[int], values: tuple[tuple[int, int], ...]) -> Chunk:
         columns = [[key for key, _ in values], [0] * len(values), [value for _, value in values]]

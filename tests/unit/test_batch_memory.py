@@ -69,8 +69,9 @@ def chunk(number: int, load_bytes: int = 0, count: int = CHUNK_ROWS) -> Chunk:
     return chunk_from(pa.ipc.open_stream(sink.getvalue()).read_next_batch())
 
 
-def welcome(*_: Any) -> None:
-    """Every run is the newest."""
+def welcome(*_: Any) -> bool:
+    """Every run is the newest, and its progress is not asynchronous."""
+    return False
 
 
 def shown(work: Work) -> list[dict[str, Any]]:

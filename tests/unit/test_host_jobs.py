@@ -6,6 +6,7 @@ import pytest
 
 from godwit.errors import CheckpointUnusable, HostUnavailable
 from godwit.runtime.controller import Controller, DriverAnswers
+from godwit.runtime.messages import RunAdmitted
 from godwit.spark.hosts.host_jobs import _error_line
 
 SPARK = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
@@ -45,7 +46,7 @@ def test_the_line_that_names_the_error_is_found(text: str, said: str) -> None:
 
 
 def test_who_waits_for_a_host_that_was_given_up_hears_why() -> None:
-    controller = Controller("127.0.0.1", "token", DriverAnswers(lambda _: None, list))
+    controller = Controller("127.0.0.1", "token", DriverAnswers(lambda _: RunAdmitted(), list))
     try:
         controller.gave_up("host-0", HostUnavailable("never served"))
         with pytest.raises(HostUnavailable, match="never served"):

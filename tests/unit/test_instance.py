@@ -67,8 +67,9 @@ def rows(*values: tuple[int, int, int], first: int = 0) -> tuple[pa.RecordBatch,
     return batch, np.arange(first, first + len(values), dtype=np.int64), np.array(columns[0], np.int64)
 
 
-def welcome(*_: Any) -> None:
-    """Every run is the newest."""
+def welcome(*_: Any) -> bool:
+    """Every run is the newest, and its progress is not asynchronous."""
+    return False
 
 
 def totals(work: Work) -> list[int]:

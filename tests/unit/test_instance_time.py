@@ -74,7 +74,7 @@ class Driver:
         return self.open_too(lane, now_ms, carries)
 
     def open_too(self, lane: str, now_ms: int = NOW_MS, carries: bool = True) -> Work:
-        return self.instance.open(self._request, lane, now_ms, lambda *_: None, carries)
+        return self.instance.open(self._request, lane, now_ms, lambda *_: False, carries)
 
     def push(self, *rows: tuple[int, int, int], lane: str = "0") -> Work:
         """(key, event time in microseconds, timer in milliseconds) each, and the lane is done."""

@@ -54,7 +54,7 @@ def instance_by_key(time_mode: str = "processingTime") -> Instance:
 
 def run_lane(instance: Instance, request: BatchRef, *rows: tuple[int, int, int]) -> Work:
     """The rows of the lane, and then its timers."""
-    instance.open(request, LANE, NOW_MS, lambda *_: None)
+    instance.open(request, LANE, NOW_MS, lambda *_: False)
     if rows:
         instance.apply(request, LANE, Chunk(*chunk(rows)))
     return instance.fire(request, LANE)
@@ -81,7 +81,7 @@ def test_a_lane_that_had_nothing_to_fire_has_fired_after_a_restart_too() -> None
 def test_a_host_that_stops_does_not_fire_while_a_key_is_between_two_owners() -> None:
     """The next generation would take the key for one whose timers have fired."""
     instance = instance_by_key()
-    instance.open(FIRST, LANE, NOW_MS, lambda *_: None)
+    instance.open(FIRST, LANE, NOW_MS, lambda *_: False)
     instance.apply(FIRST, LANE, Chunk(*chunk([(0, 0, NOW_MS - 1), (4, 0, NOW_MS - 2)])))
     shared = SharedInstance(instance)
     shared.ownership.cut(Units(frozenset({0})), "host-1")
@@ -96,8 +96,8 @@ def test_a_batch_has_sparks_time_whatever_the_clocks_of_its_hosts_say() -> None:
     """A key that moves after its rows were applied has the same time at its next owner: no timer is due there earlier."""
     for clock_ms in (NOW_MS - 1_000, NOW_MS + 1_000):
         instance = instance_by_key()
-        instance.open(FIRST, "empty-1", clock_ms, lambda *_: None, carries=False)
-        instance.open(FIRST, LANE, clock_ms, lambda *_: None, batch_ms=NOW_MS)
+        instance.open(FIRST, "empty-1", clock_ms, lambda *_: False, carries=False)
+        instance.open(FIRST, LANE, clock_ms, lambda *_: False, batch_ms=NOW_MS)
         instance.apply(FIRST, LANE, Chunk(*chunk([(4, 0, NOW_MS), (2, 1, NOW_MS + 1)])))
         assert told(instance.fire(FIRST, LANE)) == [NOW_MS]
 
@@ -105,8 +105,8 @@ def test_a_batch_has_sparks_time_whatever_the_clocks_of_its_hosts_say() -> None:
 def test_the_time_of_a_batch_is_the_same_after_a_restart() -> None:
     instance, log = instance_by_key(), Parts()
     instance.durable.journal = cast(Any, log)
-    instance.open(FIRST, "empty-1", NOW_MS + 9, lambda *_: None, carries=False)
-    instance.open(FIRST, LANE, NOW_MS + 9, lambda *_: None, batch_ms=NOW_MS)
+    instance.open(FIRST, "empty-1", NOW_MS + 9, lambda *_: False, carries=False)
+    instance.open(FIRST, LANE, NOW_MS + 9, lambda *_: False, batch_ms=NOW_MS)
     restarted = instance_by_key()
     for info, body in log.parts:
         restarted.recovery.take("host-0", info, memoryview(bytes(body)))

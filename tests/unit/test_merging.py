@@ -319,15 +319,15 @@ def instance(merge: Merge) -> Instance:
 
 def test_later_declaration_counts_from_the_next_batch_on_or_from_one_that_a_later_run_begins_anew() -> None:
     before = instance(())
-    work = before.open(BatchRef("q", "run-1", 4), "0", 10, lambda *_: None)
+    work = before.open(BatchRef("q", "run-1", 4), "0", 10, lambda *_: False)
     assert work.begun["merge"] == ()
     mark, _ = next(part for part in work.parts if part[0]["kind"] == "mark")
 
     after = instance(BOTH)  # the application has been changed, and starts again within the batch
     after.recovery.mark(mark)
-    assert after.open(BatchRef("q", "run-1", 4), "0", 20, lambda *_: None).begun["merge"] == ()
-    assert after.open(BatchRef("q", "run-2", 4), "0", 20, lambda *_: None).begun["merge"] == BOTH
-    assert after.open(BatchRef("q", "run-2", 5), "0", 30, lambda *_: None).begun["merge"] == BOTH
+    assert after.open(BatchRef("q", "run-1", 4), "0", 20, lambda *_: False).begun["merge"] == ()
+    assert after.open(BatchRef("q", "run-2", 4), "0", 20, lambda *_: False).begun["merge"] == BOTH
+    assert after.open(BatchRef("q", "run-2", 5), "0", 30, lambda *_: False).begun["merge"] == BOTH
 
 
 def test_mark_of_before_there_were_merges_can_be_read() -> None:

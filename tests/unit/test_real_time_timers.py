@@ -27,7 +27,7 @@ def opened(time_mode: str) -> Instance:
     instance = Driver(Timed(), time_mode, delay_ms=10).instance
     instance.key_codec.route_hash = lambda key: key[0]  # type: ignore[method-assign]
     instance.memory.ownership = Ownership.initial("host-0", Routing.spread(["host-0"], GROUPS))
-    instance.open(FIRST, "0", NOW_MS, lambda *_: None)
+    instance.open(FIRST, "0", NOW_MS, lambda *_: False)
     return instance
 
 
@@ -84,7 +84,7 @@ def test_a_later_run_begins_with_the_watermark_of_the_beginning() -> None:
     apply(instance, (1, 1_000, 1_050))
     fire(instance, event_max_ms=5_000)
     fire(instance, event_max_ms=5_000)
-    instance.open(LATER, "0", NOW_MS, lambda *_: None)
+    instance.open(LATER, "0", NOW_MS, lambda *_: False)
     assert apply(instance, (1, 1_000, 1_050), request=LATER) == [-1]
     assert told(fire(instance, event_max_ms=1_060, request=LATER)) == [1_050]
 

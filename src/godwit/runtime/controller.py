@@ -26,6 +26,7 @@ from godwit.runtime.messages import (
     Register,
     ReportFailure,
     ReportTaskError,
+    RunAdmitted,
     SlotTaken,
     TakenOver,
 )
@@ -50,14 +51,14 @@ class Registered:
 class DriverAnswers:
     """How the driver answers what hosts and waiting tasks ask.
 
-    `admit`: raises if a run may not work. `active_scopes`: evaluations of batch DataFrames that have not ended.
-    `taken_over`: whether other hosts have taken over the keys of this host. `backup_peer`: the host that keeps the backup of
-    this host. `registered`: called with a host that serves, and its generation. `restored`: called with a host that came back
-    from its backup. `slot_taken`: whether the task of this attempt must end, because a host needs its slot. `task_failed`:
-    called with the error that has ended a task.
+    `admit`: raises if a run may not work, and says how Spark tracks its progress. `active_scopes`: evaluations of batch
+    DataFrames that have not ended. `taken_over`: whether other hosts have taken over the keys of this host. `backup_peer`: the
+    host that keeps the backup of this host. `registered`: called with a host that serves, and its generation. `restored`:
+    called with a host that came back from its backup. `slot_taken`: whether the task of this attempt must end, because a host
+    needs its slot. `task_failed`: called with the error that has ended a task.
     """
 
-    admit: Callable[[Admit], None]
+    admit: Callable[[Admit], RunAdmitted]
     active_scopes: Callable[[], Sequence[str]]
     taken_over: Callable[[str], bool] = lambda _: False
     backup_peer: Callable[[str], str | None] = lambda _: None
@@ -184,6 +185,5 @@ class Controller:
         with self._changed:
             return OperatorDefinitions(tuple(self._operators.values()))
 
-    def _admit(self, request: Admit) -> Done:
-        self._answers.admit(request)
-        return Done()
+    def _admit(self, request: Admit) -> RunAdmitted:
+        return self._answers.admit(request)

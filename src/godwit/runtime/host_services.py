@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from godwit.errors import HostUnavailable
-from godwit.runtime.messages import Admit
+from godwit.runtime.messages import Admit, RunAdmitted
 from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.state.changelog import Changelog
 
 
-def _no_driver(_: Admit) -> None:
+def _no_driver(_: Admit) -> RunAdmitted:
     raise HostUnavailable("this host has no driver that it could ask about runs")
 
 
@@ -30,4 +30,4 @@ class HostServices:
     clock_ms: Callable[[], int]
     stopping: Callable[[], bool]
     crash_markers: CrashMarkers | None = None
-    admit: Callable[[Admit], object] = _no_driver
+    admit: Callable[[Admit], RunAdmitted] = _no_driver

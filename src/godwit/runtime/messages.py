@@ -800,10 +800,27 @@ class GetDefinitions(Request[OperatorDefinitions]):
 
 
 @dataclass(frozen=True, slots=True)
-class Admit(Request[Done]):
+class RunAdmitted(Message):
+    """The run may work. `asynchronous`: Spark tracks its progress asynchronously."""
+
+    asynchronous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCommitted(Request[Done]):
+    """Spark's commit log names this batch of this run, so no row of it comes again."""
+
+    operator: str
+    run: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(Request[RunAdmitted]):
     """May this run of a query work? Answered with an error if not.
 
-    `last_batch`: the newest batch of the operator at this host. `fresh`: the host has no state of the operator.
+    `last_batch`: the newest batch of the operator at this host. `fresh`: the host has no state of the operator. `lasting`: the
+    host has rows of several batches that the run may read again.
     """
 
     operator: str
@@ -812,6 +829,7 @@ class Admit(Request[Done]):
     batch: int
     last_batch: int
     fresh: bool
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

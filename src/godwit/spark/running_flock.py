@@ -19,7 +19,7 @@ from godwit.runtime.host.host import HostConfig
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatReceiver
 from godwit.runtime.liveness.leases import check_owner, write_owner
 from godwit.runtime.liveness.presence import Presence
-from godwit.runtime.messages import Admit
+from godwit.runtime.messages import Admit, RunAdmitted
 from godwit.spark.change.flock_copy import FlockCopier
 from godwit.spark.change.loss_log import LossLog, TaskErrorLog
 from godwit.spark.change.lost_hosts import LostHostHandler, RecoveryMode
@@ -31,6 +31,7 @@ from godwit.spark.checkpoint.durability_choice import Storage
 from godwit.spark.checkpoint.flock_directory import FlockDirectory
 from godwit.spark.checkpoint.history import History
 from godwit.spark.checkpoint.run_admission import RunAdmission
+from godwit.spark.commit_watch import CommitLogs, CommitWatch, WatchedRun
 from godwit.spark.define.arguments import check_slots
 from godwit.spark.define.operator_registry import OperatorRegistry, RouterAccess
 from godwit.spark.hosts.backup_peers import BackupPeers
@@ -86,6 +87,8 @@ class RunningFlock:
         self.members = Membership(
             directory, self.hosts, self.tables, self.history, self._check_slots, self._stop_queries
         )
+        logs = CommitLogs(self._admission.committed, self._admission.active_run)
+        self._commits = CommitWatch(logs, directory.roster, self.hosts.ask_now)
         parts = FlockParts(directory, self.history, self.hosts, self.tables, self.members)
         access = RouterAccess(token, settings.wait_s, self.incarnation)
         self.operators = OperatorRegistry(spark, parts, self.controller, self._admission, access)
@@ -132,6 +135,7 @@ class RunningFlock:
         self._monitor.stop()
         if not self._is_replaced():
             self._stop_queries()
+        self._commits.close()
         self.hosts.close()
         self.requests.wait_ended(5.0)
         self.controller.close()
@@ -212,9 +216,13 @@ class RunningFlock:
 
     # -- what Spark knows --------------------------------------------------------------------------------------------
 
-    def _admit(self, request: Admit) -> None:
-        self._admission.admit(request)
+    def _admit(self, request: Admit) -> RunAdmitted:
+        admitted = self._admission.admit(request)
         self.operators.admitted(request.operator)
+        if request.batch >= 0:
+            run = WatchedRun(request.operator, request.query, request.run)
+            self._commits.begin(run, admitted.asynchronous)
+        return admitted
 
     def scopes(self) -> list[str]:
         """The evaluations of batch DataFrames that run now."""

@@ -85,6 +85,13 @@ class OperatorParts:
     def stands(self) -> bool:
         return bool(self.define or self.own or self.pieces)
 
+    def _outlasts(self, piece: StoredPart) -> bool:
+        """Whether it is a ledger part whose rows outlast their batch. The newest mark says which of them are left."""
+        if not piece.info.get("lasting"):
+            return False
+        first = -1 if self.mark is None else self.mark.info.get("ledger_from")
+        return first is not None and piece.info["batch"] >= first
+
     def divide(self, settled: int | None) -> tuple[list[StoredPart], list[StoredPart]]:
         """(to be merged, to be carried). Merged rows go first, so state after carried state is carried too.
 
@@ -107,7 +114,7 @@ class OperatorParts:
                 if piece is self.mark or (not over and attempt[1] and attempt > begun):
                     carried.append(piece)
                 begun = max(begun, attempt)
-            elif not (kind in ("ledger", "committed") and over):
+            elif not (kind in ("ledger", "committed") and over) or self._outlasts(piece):
                 carried.append(piece)
                 state_carried = state_carried or kind == "state"
         return merged, carried

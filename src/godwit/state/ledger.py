@@ -4,12 +4,15 @@ A row's identity is (lane, row index) within a batch; of each row the ledger kee
 enough to hand the entries of a key or group over with its state, and to notice an input that replays differently. Kept in
 columns per lane, because a key-by-key ledger would cost more than the work it protects. Entries of a batch are dropped
 when the next one starts, which proves that it is committed. A batch may be larger than memory: see `ledger_spill`.
+
+If Spark tracks progress asynchronously, rows outlast their batch: entries stay until Spark's log names a batch that has read
+their lane up to them (`reached`). Rows are numbered by their sequence then, however a batch is cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,6 +22,7 @@ import pyarrow as pa
 
 from godwit.errors import NotReplayable
 from godwit.state.ledger_spill import ENTRY_BYTES, Lane, Store, StoredEntry
+from godwit.state.reached import Reached
 
 Ints = npt.NDArray[np.int64]
 Checks = npt.NDArray[np.int32]
@@ -72,6 +76,8 @@ class Entry:
     outputs: pa.RecordBatch
     firing: str = ""
     checks: Checks | None = None
+    batch: int = -1  # in which the entry was recorded here
+    outdated: bool = False  # its outputs had another schema, and are gone
 
     @property
     def first(self) -> int:
@@ -117,16 +123,23 @@ class Entry:
         checks = None
         if self.checks is not None and other.checks is not None:
             checks = np.concatenate((self.checks, other.checks))
-        return Entry(rows, hashes, joined([self.outputs, other.outputs]), checks=checks)
+        batch, outdated = min(self.batch, other.batch), self.outdated or other.outdated
+        return Entry(rows, hashes, joined([self.outputs, other.outputs]), "", checks, batch, outdated)
+
+    def after(self, row: int) -> Entry:
+        """The rows of the entry behind this one."""
+        return _cut_out(self, self.rows > row)
 
     def joined_with(self, later: Entry, rows_max: int) -> Entry | None:
         """Both as one, if the rows of the other entry come later and there are not too many; None if not."""
-        fits = len(self.rows) + len(later.rows) <= rows_max and self.last < later.first
+        same = (self.batch, self.outdated) == (later.batch, later.outdated)
+        fits = same and len(self.rows) + len(later.rows) <= rows_max and self.last < later.first
         return self.then(later) if fits else None
 
     def without_outputs(self, output_schema: pa.Schema) -> Entry:
-        """The entry after the output schema has changed: the run that may ask for its outputs has ended."""
-        return Entry(self.rows, self.hashes, no_tagged_outputs(output_schema), self.firing, self.checks)
+        """The entry after the output schema has changed. If rows do not outlast their batch, nobody asks for its outputs."""
+        outputs = no_tagged_outputs(output_schema)
+        return Entry(self.rows, self.hashes, outputs, self.firing, self.checks, self.batch, True)
 
     def within(self, part: tuple[Mapping[str, Any], bytes]) -> Entry:
         """The same entry, as a view of its part.
@@ -136,7 +149,9 @@ class Entry:
         """
         info, body = part
         small = len(self.rows) <= JOINED_ROWS_MAX // 16
-        return self if small else Entry.from_part(info, memoryview(body), _without_rows(self.outputs.schema))
+        if small:
+            return self
+        return replace(Entry.from_part(info, memoryview(body), _without_rows(self.outputs.schema)), batch=self.batch)
 
     @classmethod
     def from_part(
@@ -150,7 +165,8 @@ class Entry:
         if outputs_fit:
             outputs = pa.ipc.read_record_batch(pa.py_buffer(body[cut:]), with_rows(output_schema))
         checks = applied.column(2).to_numpy() if checked else None
-        return cls(applied.column(0).to_numpy(), applied.column(1).to_numpy(), outputs, info.get("firing", ""), checks)
+        rows, hashes = applied.column(0).to_numpy(), applied.column(1).to_numpy()
+        return cls(rows, hashes, outputs, info.get("firing", ""), checks, outdated=not outputs_fit)
 
 
 @dataclass(slots=True)
@@ -163,6 +179,8 @@ class Ledger:
     finished: dict[str, int | None] = field(default_factory=dict)  # lanes that have sent all their rows, and how many
     begun: set[str] = field(default_factory=set)  # lanes that have brought rows, and must be finished
     mixed: set[str] = field(default_factory=set)  # lanes with rows that another host has applied
+    batch: int = -1  # in which entries are recorded now
+    reached: Reached = field(default_factory=Reached)
     _store: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -173,7 +191,39 @@ class Ledger:
         self.finished = {}
         self.begun = set()
         self.mixed = set()
+        self.reached.clear()
         self._store.clear()
+
+    # -- rows that outlast their batch -------------------------------------------------------------------------------
+
+    def next_batch(self) -> None:
+        """The next batch begins, and does not prove that the batch before is committed."""
+        self.finished = {}
+        self.begun = set()
+        self.mixed = set()
+
+    def drop_committed(self, batch: int) -> None:
+        """Spark's log names this batch of the present run: nobody reads its rows again, nor those of earlier batches."""
+        for lane, row in self.reached.committed(batch):
+            self._drop_through(lane, row)
+
+    def _drop_through(self, lane: str, row: int) -> None:
+        if lane in self.lanes:
+            self.lanes[lane].drop_through(row)
+            if not len(self.lanes[lane]):
+                del self.lanes[lane]
+
+    @property
+    def oldest_batch(self) -> int | None:
+        """The earliest batch in which an entry was recorded that is still here."""
+        return min((oldest for lane in self.lanes.values() if (oldest := lane.oldest_batch) is not None), default=None)
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether all its rows are known by lane and sequence columns, wherever a batch is cut."""
+        return all(lane.startswith(COLUMN_LANE) for lane in self.lanes)
+
+    # -- entries -----------------------------------------------------------------------------------------------------
 
     def redefine(self, output_schema: pa.Schema) -> None:
         """The output schema has changed: entries stay without their outputs."""
@@ -221,6 +271,8 @@ class Ledger:
         """Record an entry. Small entries are joined: a batch of the real-time trigger may bring a few rows each for minutes."""
         if lane not in self.lanes:
             self.lanes[lane] = Lane(self._store)
+        if entry.batch < 0:
+            entry.batch = self.batch
         self.lanes[lane].append(entry, _joined)
 
     def unseen(self, lane: str, rows: Ints, hashes: Ints, checks: Checks | None = None) -> npt.NDArray[np.bool_] | None:
@@ -250,6 +302,8 @@ class Ledger:
         for entry in self._between(lane, rows):
             after = entry.outputs.column(0).to_numpy()
             asked_for = np.isin(after, rows)
+            if entry.outdated and np.isin(entry.rows, rows).any():
+                raise _outdated(lane, entry)
             if asked_for.any():
                 recorded.append(entry.outputs.filter(pa.array(asked_for)))
         return recorded
@@ -362,7 +416,18 @@ def _cut_out(entry: Entry, chosen: npt.NDArray[np.bool_], timers: bool = False) 
     after = entry.outputs.column(0).to_numpy()
     stays = _among(after, rows) | ((after < 0) if timers else False)
     checks = None if entry.checks is None else entry.checks[chosen]
-    return Entry(rows, entry.hashes[chosen], entry.outputs.filter(pa.array(stays)), entry.firing, checks)
+    outputs = entry.outputs.filter(pa.array(stays))
+    return Entry(rows, entry.hashes[chosen], outputs, entry.firing, checks, entry.batch, entry.outdated)
+
+
+def _outdated(lane: str, entry: Entry) -> NotReplayable:
+    return NotReplayable(
+        "a row that was applied before comes again, and its outputs had the columns of an earlier definition",
+        todo="Define the operator with its earlier output columns, and start the query without asyncProgressTrackingEnabled "
+        "until it has read these rows again. Then stop it, and change the output columns",
+        lane=lane,
+        row=entry.first,
+    )
 
 
 def _among(numbers: Ints, ascending: Ints) -> npt.NDArray[np.bool_]:

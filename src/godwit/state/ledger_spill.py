@@ -1,9 +1,9 @@
-"""The entries of one ledger, lane by lane: in memory while they are few, the oldest in a scratch file beyond that.
+"""The entries of one ledger, lane by lane: in memory while they are few, the oldest in scratch files beyond that.
 
 Decides which entries leave memory and how they are read again. An entry is read again only if rows are replayed or handed over,
 so the file is seldom read while a batch goes on: the range of an entry's rows stays in memory and is enough to distinguish new
-rows from applied ones. The file has no name, so its space comes back however the process ends. It is never synced: the
-changelog is what survives. This module must not know what an entry means.
+rows from applied ones. A file has no name, so its space comes back however the process ends, or when none of its entries is
+needed any more. It is never synced: the changelog is what survives. This module must not know what an entry means.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ENTRY_BYTES: Final = 2_000  # of the objects that an entry is made of, beside what its columns hold
 RANGE_BYTES: Final = 600  # of what stays in memory of an entry in the file
+SCRATCH_BYTES: Final = 64 << 20  # of a file; beyond that a new one is begun
 _ALIGNED: Final = 64  # as Arrow likes its buffers
 
 
@@ -76,8 +77,11 @@ class Spilled:
     row_count: int
     timers: bool
     info: Mapping[str, Any]
+    scratch: Scratch
     begin: int
     length: int
+    batch: int
+    outdated: bool
 
     @property
     def size_bytes(self) -> int:
@@ -92,31 +96,38 @@ class Store:
 
     def __init__(self, read: Callable[[Mapping[str, Any], memoryview], Entry]) -> None:
         self._read = read
-        self._scratch: Scratch | None = None
+        self._scratch: Scratch | None = None  # the newest file
+        self._files: weakref.WeakSet[Scratch] = weakref.WeakSet()  # those with entries that are needed, and the newest
         self.memory_bytes = 0
 
     @property
     def disk_bytes(self) -> int:
-        return 0 if self._scratch is None else self._scratch.size_bytes
+        return sum(file.size_bytes for file in self._files)
 
     def entry(self, stored: StoredEntry) -> Entry:
         if not isinstance(stored, Spilled):
             return stored
-        assert self._scratch is not None, "there is a file where something was written to it"
-        return self._read(stored.info, self._scratch.view(stored.begin, stored.length))
+        entry = self._read(stored.info, stored.scratch.view(stored.begin, stored.length))
+        entry.batch, entry.outdated = stored.batch, stored.outdated
+        return entry
 
     def spilled(self, entry: Entry) -> Spilled:
-        """Write it to the file."""
+        """Write it to the newest file. A file is closed when no entry in it is needed any more."""
         info, body = entry.part("", -1, "")
-        self._scratch = self._scratch or Scratch()
-        begin = self._scratch.append(body)
-        return Spilled(entry.first, entry.last, entry.row_count, entry.timers, info, begin, len(body))
+        if self._scratch is None or self._scratch.size_bytes >= SCRATCH_BYTES:
+            self._scratch = Scratch()
+            self._files.add(self._scratch)
+        file = self._scratch
+        begin = file.append(body)
+        known = entry.first, entry.last, entry.row_count, entry.timers
+        return Spilled(*known, info, file, begin, len(body), entry.batch, entry.outdated)
 
     def clear(self) -> None:
         self.memory_bytes = 0
-        if self._scratch is not None:
-            self._scratch.close()
-            self._scratch = None
+        for file in list(self._files):
+            file.close()
+        self._scratch = None
+        self._files.clear()
 
 
 class Lane:
@@ -182,6 +193,23 @@ class Lane:
             with suppress(StateTooLarge):
                 return self._store.spilled(new)
         return new
+
+    def drop_through(self, row: int) -> None:
+        """Drop the rows up to this one. Entries that lie on one side of it are not read."""
+        before, self._stored, self._spilled_count = self._stored, [], 0
+        for each in before:
+            stored: StoredEntry | None = each
+            if each.first <= row:
+                stored = self._stored_like(each, self._store.entry(each).after(row)) if each.last > row else None
+            if stored is not each:
+                self._store.memory_bytes -= each.size_bytes - (0 if stored is None else stored.size_bytes)
+            if stored is not None:
+                self._stored.append(stored)
+
+    @property
+    def oldest_batch(self) -> int | None:
+        """The earliest batch in which an entry was recorded that is still here."""
+        return min((each.batch for each in self._stored), default=None)
 
     def spill(self, until_bytes: int) -> None:
         """Move the oldest entries to the file, until the ledger takes at most this many bytes of memory."""

@@ -161,7 +161,7 @@ class Tester:
         return outputs
 
     def _batch_of(self, request: BatchRef, chunks: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
-        works = [self._instance.open(request, "0", self.now_ms, lambda *_: None)]
+        works = [self._instance.open(request, "0", self.now_ms, lambda *_: False)]
         codec, count = self._instance.key_codec, 0
         for chunk in chunks:
             numbers = np.arange(count, count + len(chunk), dtype=np.int64)

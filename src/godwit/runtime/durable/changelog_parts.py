@@ -6,12 +6,14 @@ A host that starts reads its own log this way, and an heir the log of a lost hos
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from godwit.errors import InvariantBroken
 from godwit.model.ownership import Ownership
+from godwit.model.progress import Progress
 from godwit.model.units import Units
 from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.durable.memory import Memory
@@ -37,8 +39,15 @@ def life_of(define: Mapping[str, Any]) -> int:
 
 
 def mark_part(memory: Memory) -> NewPart:
-    """The mark: describes the batch in progress of the instance."""
-    return {"kind": "mark", "op": memory.name, **memory.batch.to_mark(), "late": memory.counters.late}, b""
+    """The mark: describes the batch in progress of the instance.
+
+    `ledger_from`: if rows outlast their batch, the first batch whose ledger parts count; compaction drops those before.
+    """
+    info = {"kind": "mark", "op": memory.name, **memory.batch.to_mark(), "late": memory.counters.late}
+    if memory.progress.lasting:
+        oldest = memory.ledger.oldest_batch
+        info["ledger_from"] = memory.progress.batch if oldest is None else min(oldest, memory.progress.batch)
+    return info, b""
 
 
 def own_part(memory: Memory) -> NewPart:
@@ -49,12 +58,15 @@ def own_part(memory: Memory) -> NewPart:
 
 def ledger_part(memory: Memory, lane: str, entry: Entry) -> NewPart:
     """A ledger entry of the batch in progress, for the changelog or for another host."""
-    info, body = entry.part(memory.name, memory.progress.batch, lane)
-    return info | ({"outputs": memory.spec.outputs} if memory.spec.outputs else {}), body
+    progress = memory.progress
+    info, body = entry.part(memory.name, progress.batch, lane)
+    info |= {"outputs": memory.spec.outputs} if memory.spec.outputs and not entry.outdated else {}
+    info |= {"lasting": True} if progress.lasting else {}
+    return info | ({} if progress.reading is None else {"reading": progress.reading}), body
 
 
 def entry_of(memory: Memory, info: Mapping[str, Any], body: memoryview) -> Entry:
-    """The entry of a ledger part. Outputs of an earlier output schema are left out: their run has ended."""
+    """The entry of a ledger part. Outputs of an earlier output schema are left out."""
     return Entry.from_part(info, body, memory.spec.output_schema, info.get("outputs", 0) == memory.spec.outputs)
 
 
@@ -87,12 +99,25 @@ class Recovery:
 
     def mark(self, info: Mapping[str, Any]) -> None:
         memory = self._memory
+        before = memory.progress
         self._reach(info["batch"])
-        if info.get("attempt", 0) > memory.progress.attempt:  # the batch began anew: rows of its ledger were reverted
+        # The batch began anew: rows of its ledger were reverted. Rows that outlast their batch never are.
+        if info.get("attempt", 0) > memory.progress.attempt and not memory.progress.lasting:
             memory.ledger.clear()
             memory.batch.pending_outputs.clear()
         memory.batch.restore(info, memory.spec)
+        self._lasting(before)
         memory.counters.late = info["late"]
+
+    def _lasting(self, before: Progress) -> None:
+        """What a mark says of rows that outlast their batch. `before`: the progress before the mark."""
+        memory = self._memory
+        if before.lasting and not memory.progress.lasting:
+            memory.ledger.clear()  # it was empty when the mark was written
+        if memory.progress.run != before.run:
+            memory.ledger.reached.clear()
+        if memory.progress.lasting and (memory.progress.run, memory.progress.current) != (before.run, before.current):
+            memory.ledger.next_batch()
 
     def state(self, info: Mapping[str, Any], rows: pa.RecordBatch) -> None:
         state = self._memory.state
@@ -106,21 +131,35 @@ class Recovery:
     def ledger(self, info: Mapping[str, Any], body: memoryview) -> None:
         memory = self._memory
         self._reach(info["batch"])
-        if info["batch"] < memory.progress.batch:
+        lasting = info.get("lasting", False)
+        if info["batch"] < memory.progress.batch and not lasting:
             return  # of a settled batch; the next compaction drops it
         if "finished" in info:
             end_lane(memory, info)
             return
+        if lasting and not memory.progress.lasting:  # compaction has dropped the mark that said so
+            memory.batch.progress = replace(memory.progress, committed=-1)
         memory.ledger.make_room()  # the host may have ended because there was no room for this ledger
         entry = entry_of(memory, info, memoryview(bytes(body)))
+        entry.batch = info["batch"]
         if PENDING_STEP in info:
             memory.batch.pending_outputs.setdefault(info[PENDING_STEP], []).append((info["lane"], entry))
         elif info.get("from"):
             memory.ledger.take_over(info["lane"], entry)
         else:
-            memory.ledger.record(info["lane"], entry)
-            if info["batch"] >= 0 and len(entry.rows):
-                memory.ledger.begin(info["lane"])
+            self._recorded(info, entry)
+
+    def _recorded(self, info: Mapping[str, Any], entry: Entry) -> None:
+        ledger, lane = self._memory.ledger, info["lane"]
+        if info.get("lasting"):
+            ledger.reached.note(lane, info.get("reading", info["batch"]), entry.last)
+            missing = ledger.missing(lane, entry)  # the log may have an entry twice: see `Batches._outlast`
+            if missing is None:
+                return
+            entry = missing
+        ledger.record(lane, entry)
+        if info["batch"] >= 0 and len(entry.rows):
+            ledger.begin(lane)
 
     def own(self, host: str, info: Mapping[str, Any]) -> None:
         self._memory.ownership = Ownership.from_dict(host, info["own"])
@@ -136,7 +175,11 @@ class Recovery:
         memory = self._memory
         if batch > memory.progress.batch:
             memory.state.settle()
-            memory.ledger.clear()
+            if memory.progress.lasting:
+                memory.ledger.next_batch()
+            else:
+                memory.ledger.clear()
+            memory.ledger.batch = batch
             memory.batch.pending_outputs.clear()
             memory.batch.progress = memory.progress.advance(batch)
 

@@ -61,7 +61,7 @@ class Copies:
                 self._change((info, body), lambda: instance.state.amend(batch))
 
     def ledger(self, message: messages.StepLedger, body: Any) -> None:
-        """Take up a ledger entry of the batch in progress.
+        """Take up a ledger entry of the batch in progress, or of earlier batches whose rows outlast them.
 
         Only one host may answer for the outputs of timers (an entry without rows), so they count from the hand-over on.
         """
@@ -69,7 +69,8 @@ class Copies:
         entry = entry_of(instance.memory, message.entry, memoryview(body))
         with self._shared.changed:
             self._note_unrelated(message.step, progress)
-            if not self._in_its_batch(progress) or not instance.progress.same_attempt(progress):
+            in_its_batch = self._in_its_batch(progress) and instance.progress.same_attempt(progress)
+            if not in_its_batch and not instance.progress.lasting:
                 return
             if not len(entry.rows):
                 name = self._handover.name(message.step)

@@ -114,9 +114,8 @@ class TargetEffects:
         with self._shared.changed:
             mark, progress = end.mark, Progress.from_dict(end.mark["progress"])
             same_batch = progress.batch == instance.progress.batch
-            anew = same_batch and not instance.progress.same_attempt(
-                progress
-            )  # this host has begun the batch anew, the origin has not
+            # This host has begun the batch anew, the origin has not. Rows that outlast their batch are not reverted.
+            anew = same_batch and not instance.progress.same_attempt(progress) and not instance.progress.lasting
             if anew:
                 instance.batches.revert_units(units)
                 mark = mark | {"fired": False, "fired_elsewhere": [], "unfired_keys": []}

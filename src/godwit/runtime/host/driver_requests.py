@@ -24,6 +24,7 @@ from godwit.runtime.messages import (
     KeysKnown,
     LettersCleared,
     LogCopied,
+    NoteCommitted,
     Ping,
     ProgressMarks,
     SetRoster,
@@ -67,6 +68,7 @@ class DriverRequests:
             AdoptMarks: self._adopt,
             SetRoster: self._set_roster,
             HoldBatches: self._hold,
+            NoteCommitted: self._note_committed,
             CopyLog: self._copy,
             TidyBackups: self._tidy_backups,
             Ping: lambda _: Done(),
@@ -130,6 +132,14 @@ class DriverRequests:
             with shared.changed:
                 shared.paused = request.hold
                 shared.changed.notify_all()
+        return Done()
+
+    def _note_committed(self, request: NoteCommitted) -> Done:
+        """Not written down: the next mark says which rows are left, and a host that forgets this keeps rows for longer."""
+        shared = self._instances.get(request.operator)
+        if shared is not None:
+            with shared.lock:
+                shared.instance.batches.know_committed(request.run, request.batch)
         return Done()
 
     def _copy(self, request: CopyLog) -> LogCopied:

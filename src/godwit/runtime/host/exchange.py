@@ -21,6 +21,7 @@ from godwit.runtime.durable.work import Work
 from godwit.runtime.host.gate import Gate
 from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instance import Instance
+from godwit.runtime.instance.lane_requests import AdmitRun
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.messages import (
     Admit,
@@ -31,6 +32,7 @@ from godwit.runtime.messages import (
     LaneOpened,
     OpenLane,
     RowsApplied,
+    RunAdmitted,
     TimersFired,
 )
 from godwit.runtime.router.routing_table import read_routing
@@ -46,7 +48,7 @@ def replaced(host: str, generation: int) -> StaleGeneration:
 class LaneExchange:
     """`admit`: asks the controller whether a run may work, and raises if not. `roster`: the hosts of the flock, if known."""
 
-    def __init__(self, services: HostServices, admit: Callable[[Admit], object]) -> None:
+    def __init__(self, services: HostServices, admit: Callable[[Admit], RunAdmitted]) -> None:
         self._services = services
         self._log = services.log
         self._admit = admit
@@ -111,7 +113,7 @@ class LaneExchange:
                 shared.changed.wait_for(ready)
                 shared.stalled((ports.now_s() - began_s) * 1000, 1)  # the number of waiting rows is not known here
             before = (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers)
-            admit = self._admission(lane)
+            admit = self._admission(lane, instance.progress.lasting)
             now_ms = self._services.clock_ms()
             work = self._do(shared, lambda i: i.open(request, lane.lane, now_ms, admit, lane.carries, lane.batch_ms))
             if (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers) != before:
@@ -146,10 +148,12 @@ class LaneExchange:
         outputs = joined(work.outputs) if work.outputs else None
         return TimersFired(work.lsn, tuple(work.begun["firings"]), ask_also), outputs
 
-    def _admission(self, lane: OpenLane) -> Callable[[BatchRef, int, bool], None]:
-        def admit(request: BatchRef, last_batch: int, fresh: bool) -> None:
-            if lane.scope is None:
-                self._admit(Admit(lane.operator, request.query, request.run, request.batch, last_batch, fresh))
+    def _admission(self, lane: OpenLane, lasting: bool) -> AdmitRun:
+        def admit(request: BatchRef, last_batch: int, fresh: bool) -> bool:
+            if lane.scope is not None:
+                return False
+            query, run, batch = request.query, request.run, request.batch
+            return self._admit(Admit(lane.operator, query, run, batch, last_batch, fresh, lasting)).asynchronous
 
         return admit
 

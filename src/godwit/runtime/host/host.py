@@ -57,6 +57,7 @@ from godwit.runtime.messages import (
     OpenLane,
     OpenMigration,
     Register,
+    RunAdmitted,
     StateOwnership,
     Stop,
 )
@@ -217,7 +218,7 @@ class Host:
             self._admit,
         )
 
-    def _admit(self, request: Admit) -> Done:
+    def _admit(self, request: Admit) -> RunAdmitted:
         return typed.ask(self._controller, request)
 
     def _backup_peer(self) -> str | None:

@@ -58,9 +58,10 @@ class BatchChecks:
             )
 
     def check_not_older(self, request: BatchRef) -> None:
-        """A run that is new here must not begin before the batch in progress."""
-        batch = self._memory.progress.batch
-        if request.batch < batch:
+        """A run that is new here must not begin before the batch in progress. If rows outlast their batch: before a commit."""
+        progress = self._memory.progress
+        batch = progress.batch if progress.committed is None else progress.committed
+        if request.batch < batch + progress.lasting:
             raise CheckpointMismatch(
                 f"Spark starts again at batch {request.batch}, but this state already holds batch {batch}: "
                 "Spark's checkpoint is older than Godwit's",

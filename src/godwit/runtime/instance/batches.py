@@ -2,6 +2,8 @@
 
 As in Spark, the next batch proves that the one before is committed, and a later run that reads the batch in progress again
 starts from the state of the batch before. Which requests may do that is decided in `batch_checks`.
+
+If Spark tracks progress asynchronously, nothing is reverted: rows outlast their batch in the ledger until Spark's log names it.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from godwit.errors import StaleRun
+from godwit.errors import HostUnavailable, StaleRun
 from godwit.model.ownership import Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
 from godwit.runtime.chunk.ownership_columns import selects
-from godwit.runtime.durable.changelog_parts import mark_part
+from godwit.runtime.durable.changelog_parts import ledger_part, mark_part
 from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.journal import NewPart
 from godwit.runtime.durable.memory import Memory
@@ -38,6 +40,9 @@ class Batches:
     def begin(self, request: BatchRef, now_ms: int) -> None:
         """Begin the next batch. The ledger of the batch before is dropped when the new batch is in the changelog: `settle`."""
         spec, batch = self._memory.spec, self._memory.batch
+        if request.batch <= batch.progress.batch:
+            self._begin_again(request, now_ms)
+            return
         # Timers from initial state wait for the rows of the first batch, as in Spark.
         is_first = batch.times.processing_ms == 0
         batch.due = batch.times_at(now_ms, spec) if spec.timers_between_batches and not is_first else None
@@ -56,6 +61,13 @@ class Batches:
         batch.merge = spec.merge
         batch.late_before = self._memory.counters.late
         batch.spoiled = ""
+
+    def _begin_again(self, request: BatchRef, now_ms: int) -> None:
+        """An earlier run had come further: a batch of a number that was used before begins. Such operators have no timers."""
+        batch = self._memory.batch
+        batch.progress = batch.progress.advance(request.batch)
+        batch.times = batch.times_at(max(now_ms, batch.times.processing_ms), self._memory.spec)
+        batch.merge, batch.spoiled = self._memory.spec.merge, ""
 
     def set_time(self, batch_ms: int) -> bool:
         """Spark's time of the batch, if another time was assumed. So a key that moves has the same time at both owners."""
@@ -82,12 +94,30 @@ class Batches:
         batch.watermark.next_batch()
         batch.times = batch.times_at(max(now_ms, batch.times.processing_ms), spec)
 
-    def settle(self, now_ms: int) -> None:
-        """The batch before is committed: drop its ledger and its before-images."""
+    def settle(self, now_ms: int, before: Progress) -> None:
+        """The batch before is over: drop its before-images. If that proves that it is committed, drop its ledger, too.
+
+        `before`: the progress up to now.
+        """
         memory = self._memory
-        memory.state.settle()
-        memory.ledger.clear()
-        memory.counters.recent.append((memory.progress.batch, now_ms, memory.counters.rows))
+        ledger, progress = memory.ledger, memory.progress
+        if progress.batch > before.batch:
+            memory.state.settle()
+        if before.lasting and progress.lasting:
+            ledger.next_batch()
+            if not progress.asynchronous:
+                ledger.drop_committed(progress.current - 1)
+        else:
+            ledger.clear()
+        ledger.batch = progress.batch
+        memory.counters.recent.append((progress.batch, now_ms, memory.counters.rows))
+
+    def know_committed(self, run: str, batch: int) -> None:
+        """Spark's log names this batch of the run: drop the rows that outlast it. The changelog may learn of this later."""
+        progress = self._memory.progress
+        if progress.lasting and progress.run == run:
+            self._memory.batch.progress = progress.know_committed(batch)
+            self._memory.ledger.drop_committed(batch)
 
     def undo(self) -> Callable[[], None]:
         """Returns a function that restores the batch in progress as it is now, if the next one cannot begin."""
@@ -107,19 +137,45 @@ class Batches:
         request, own = BatchRef(progress.query or "", progress.run or "", progress.batch), self._memory.progress
         if own.behind(progress):
             self.follow_run(progress)
-            return
-        if progress.query is None or progress.batch <= own.batch:
+            own = self._memory.progress
+        if progress.query is None or progress.batch <= own.batch or progress.run in own.fenced:
+            self._outlast(progress)
             return
         self._checks.check_complete(request)
 
         def prepare(work: Work) -> InstallInMemory:
+            batch = self._memory.batch
             if own.query is None:
-                self._memory.batch.progress = Progress(progress.query, progress.run, -1, progress.fenced)
+                batch.progress = replace(progress, batch=-1, attempt=0, reading=None)
             elif own.run != progress.run:
-                self._memory.batch.progress = own.admit(request)
+                batch.progress = own.admit(request)
             self.begin(request, now_ms)
+            batch.progress = batch.progress.joined(own, progress)
             work.parts.append(mark_part(self._memory))
-            return lambda: self.settle(now_ms)
+            return lambda: self.settle(now_ms, own)
+
+        self._durable.change(prepare, self.undo())
+
+    def _outlast(self, progress: Progress) -> None:
+        """Rows come from an instance where they outlast their batch. If they did not do so here, from now on they do.
+
+        So the changelog gets the entries of the batch in progress again, in a form that outlasts it.
+        """
+        memory, own = self._memory, self._memory.progress
+        if own.lasting or not progress.lasting:
+            return
+        if not memory.ledger.by_columns:
+            raise HostUnavailable(
+                "rows of the batch in progress are not known by lane and sequence here, and those of the other host are",
+                todo="Wait until the next run of the query has begun: the keys move then",
+                operator=memory.spec.name,
+            )
+
+        def prepare(work: Work) -> InstallInMemory:
+            memory.batch.progress = own.outlasting(progress)
+            work.parts += [ledger_part(memory, lane, entry) for lane, entry in memory.ledger.entries()]
+            work.parts.append(mark_part(memory))
+            return lambda: None
 
         self._durable.change(prepare, self.undo())
 
@@ -131,19 +187,38 @@ class Batches:
 
     # -- a batch that begins anew ------------------------------------------------------------------------------------
 
-    def revert(self, request: BatchRef) -> None:
+    def revert(self, request: BatchRef, asynchronous: bool = False) -> None:
         """A later run begins the batch in progress anew: everything is as it was when the batch began, and the log says so.
 
         Its timers fire again with the times they had, as a batch of Spark keeps its timestamp.
         """
-        self._begin_anew(self._memory.progress.admit(request).again())
+        self._begin_anew(self._memory.progress.admit(request, asynchronous).again())
 
     def follow_run(self, progress: Progress) -> None:
         """Another instance has begun the batch in a later run of the query, or of the job that loads initial state."""
-        if progress.query is not None:
-            self.revert(BatchRef(progress.query, progress.run or "", progress.batch))
+        if self._memory.progress.lasting:
+            self._take_up(progress)
+        elif progress.query is not None:
+            self.revert(BatchRef(progress.query, progress.run or "", progress.batch), progress.asynchronous)
         else:
             self._begin_anew(self._memory.progress.initialised_by(progress.run or "", progress.fenced))
+
+    def _take_up(self, progress: Progress) -> None:
+        """Another instance is in a later run. Rows outlast their batch, so those that come again are known."""
+        memory = self._memory
+
+        def prepare(work: Work) -> InstallInMemory:
+            memory.batch.progress = memory.progress.follow(progress)
+            memory.batch.spoiled = ""
+            work.parts.append(mark_part(memory))
+
+            def install() -> None:
+                memory.ledger.next_batch()
+                memory.ledger.reached.clear()
+
+            return install
+
+        self._durable.change(prepare, self.undo())
 
     def fence_run(self, run: str) -> None:
         """Another instance is in a run that the run of this instance has replaced."""

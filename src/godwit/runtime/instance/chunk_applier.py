@@ -49,6 +49,7 @@ class ChunkApplier:
         """Apply rows of a lane, ascending by number."""
         self._checks.check_current(request, lane)
         ledger, counters = self._memory.ledger, self._memory.counters
+        last_row = int(chunk.rows[-1]) if len(chunk) else -1
         unseen = self._unseen(lane, chunk)
         recorded: list[pa.RecordBatch] = []
         if unseen is not None:
@@ -58,6 +59,8 @@ class ChunkApplier:
             ledger.begin(lane)  # before user code runs: rows that fail belong to the batch too
         work = self._apply_unseen(request, lane, chunk) if len(chunk) else Work(lsn=self._durable.lsn)
         work.outputs = [*recorded, *work.outputs]
+        if self._memory.progress.lasting and last_row >= 0:
+            ledger.reached.note(lane, request.batch, last_row)
         if unseen is not None:
             counters.replayed += len(unseen) - len(chunk)
         if len(chunk):
@@ -69,10 +72,12 @@ class ChunkApplier:
         """Replay rows that the owner has applied and answered, so that the copy here stays equal to the owner's state.
 
         If the batch is over here, it is committed: no router asks for its rows again, and their changes are settled at once.
+        Rows that outlast their batch may be asked for again.
         """
         progress, ledger = self._memory.progress, self._memory.ledger
         over = request.batch < progress.batch
-        record = not over and request.run == progress.run  # no router asks for rows of a reverted attempt either
+        # No router asks for rows of a reverted attempt either.
+        record = progress.lasting or (not over and request.run == progress.run)
         unseen = ledger.unseen(lane, chunk.rows, chunk.hashes, chunk.checks) if record else None
         chunk = chunk if unseen is None else chunk.filter(unseen)
         ledger.mixed.add(lane)

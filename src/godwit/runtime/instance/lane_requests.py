@@ -19,8 +19,9 @@ from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.chunk_applier import late_us
 from godwit.runtime.instance.timer_firing import TimerFiring
 
-# Asks whether a run not seen before is the newest: request, last batch, whether the state is fresh.
-AdmitRun = Callable[[BatchRef, int, bool], None]
+# Asks whether a run not seen before is the newest: request, last batch, whether the state is fresh. Returns whether Spark
+# tracks the progress of the run asynchronously.
+AdmitRun = Callable[[BatchRef, int, bool], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +60,33 @@ class LaneRequests:
         next batch. `now_ms`: the clock of the host. `batch_ms`: Spark's time of the batch; lanes without rows do not know it,
         and nothing depends on it before another lane opens.
         """
+        asynchronous = False
         if self._memory.progress.judge(request) is Verdict.UNKNOWN_RUN:
-            self._check_run(request, admit)
+            asynchronous = self._check_run(request, admit)
         work = self._durable.change(
-            lambda work: self._prepare_open(work, request, lane, now_ms, carries, batch_ms), self._batches.undo()
+            lambda work: self._prepare_open(work, request, lane, now_ms, carries, batch_ms, asynchronous),
+            self._batches.undo(),
         )
         work.outputs = self._memory.ledger.timer_outputs(lane) if carries else []
         work.begun["firings"] = self._memory.ledger.firings(lane) if carries else []
         return work
 
     def _prepare_open(
-        self, work: Work, request: BatchRef, lane: str, now_ms: int, carries: bool, batch_ms: int | None
+        self,
+        work: Work,
+        request: BatchRef,
+        lane: str,
+        now_ms: int,
+        carries: bool,
+        batch_ms: int | None,
+        asynchronous: bool,
     ) -> InstallInMemory:
-        memory = self._memory
-        batch, verdict = memory.batch, memory.progress.judge(request)
-        if unknown := verdict is Verdict.UNKNOWN_RUN:  # admitted above; nothing of the batch is applied here
-            batch.progress = batch.progress.admit(request)
+        memory, before = self._memory, self._memory.progress
+        batch, verdict = memory.batch, before.judge(request)
+        if (
+            unknown := verdict is Verdict.UNKNOWN_RUN
+        ):  # admitted above; what is applied here of the batch, the ledger knows
+            batch.progress = before.admit(request, asynchronous, drained=not memory.ledger.lanes)
             batch.merge = memory.spec.merge
             # Lanes that had nothing to fire may have other rows in this run.
             batch.fired_lanes = batch.fired_lanes.anew()
@@ -95,27 +107,31 @@ class LaneRequests:
         work.begun |= {"before": batch.before}
 
         def install() -> None:
+            if unknown:
+                memory.ledger.reached.clear()
             if begins:
-                self._batches.settle(now_ms)
+                self._batches.settle(now_ms, before)
             if install_timers is not None:
                 install_timers()
 
         return install
 
-    def _check_run(self, request: BatchRef, admit: AdmitRun) -> None:
+    def _check_run(self, request: BatchRef, admit: AdmitRun) -> bool:
         """Admit a run that is new here. If it replays the batch in progress, rows of that batch are reverted, as in Spark.
 
-        So the replayed batch may have other rows, or the same rows in other partitions.
+        So the replayed batch may have other rows, or the same rows in other partitions. Rows that outlast their batch are not
+        reverted: they are recognised. Returns whether Spark tracks the progress of the run asynchronously.
         """
         memory, progress = self._memory, self._memory.progress
-        why = memory.incomplete if request.batch > progress.batch and not memory.spec.ephemeral else ""
+        why = memory.incomplete if request.batch > progress.current and not memory.spec.ephemeral else ""
         try:
-            admit(request, progress.batch - bool(why), progress.query is None)
+            asynchronous = admit(request, progress.current - bool(why), progress.query is None)
         except CheckpointMismatch as error:
             raise error if not why else self._checks.lost_batch(why, error) from None
         self._checks.check_not_older(request)
-        if why or (request.batch == progress.batch and memory.applied):
-            self._batches.revert(request)
+        if not progress.lasting and (why or (request.batch == progress.batch and memory.applied)):
+            self._batches.revert(request, asynchronous)
+        return asynchronous
 
     # -- fire --------------------------------------------------------------------------------------------------------
 

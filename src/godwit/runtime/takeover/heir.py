@@ -221,6 +221,8 @@ class Heir:
         copied_up_to = {operator: receiver.copied_up_to for operator, receiver in self._receivers.items()}
         ends = left.ends()
         known = all(_survived(receiver.handover.written, ends) for receiver in self._receivers.values())
+        # Rows that outlast their batch are in the ledger parts of earlier batches.
+        known = known and not any(lost.progress.lasting for lost in self._operators.values())
         if known and all(batch is not None and self._whole(operator) for operator, batch in copied_up_to.items()):
             tail = left.tail({operator: batch for operator, batch in copied_up_to.items() if batch is not None})
             if tail is not None:

@@ -13,22 +13,14 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from godwit.errors import CheckpointMismatch, StaleRun, UnsupportedQuery
+from godwit.errors import CheckpointMismatch, GodwitError, StaleRun, UnsupportedQuery
 from godwit.model.start import Start
-from godwit.runtime.messages import Admit
+from godwit.runtime.messages import Admit, RunAdmitted
 from godwit.spark.checkpoint.hadoop_folder import Folder
 from godwit.spark.checkpoint.source_offsets import initial_offsets, offsets_of, sources_under
 
-_REFUSED = {
-    "AsyncProgressTrackingMicroBatchExecution": (
-        "asynchronous progress tracking may divide a replayed batch in another way, so replayed rows are not recognised",
-        "Set asyncProgressTrackingEnabled to false",
-    ),
-    "ContinuousExecution": (
-        "continuous processing has no batches to commit",
-        "Use a processingTime or availableNow trigger",
-    ),
-}
+_ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"
+_CONTINUOUS = "ContinuousExecution"
 _REAL_TIME = "RealTimeTrigger"
 # Of a query whose log is gone with its temporary checkpoint: no batch is done again, so all that was applied counts.
 LAST: Final = sys.maxsize
@@ -54,6 +46,7 @@ class Admitted:
 
     `sources`: the columns of its sources. `merges`: its processor declares a merge. `by_key`: its input is partitioned by key.
     `real_time`: its routers hand rows on as they come. `start`: where the state ends that it has taken over from Spark.
+    `by_columns`: rows are known by lane and sequence columns. `timers`: its processor may set timers.
     """
 
     sources: frozenset[int] = frozenset()
@@ -61,6 +54,19 @@ class Admitted:
     by_key: bool = False
     real_time: bool = False
     start: Start | None = None
+    by_columns: bool = False
+    timers: bool = False
+
+    @property
+    def recognises(self) -> str:
+        """Why rows are not recognised when Spark reads them again in other batches; empty if they are."""
+        if not self.by_columns:
+            return "rows are known by their place in the batch"
+        if self.by_key:
+            return "the input is partitioned by key, so rows are known by their place in the batch"
+        if self.timers:
+            return "timers fire by the batch"
+        return "rows of a batch are merged before they are handed on" if self.merges else ""
 
 
 class RunAdmission:
@@ -71,19 +77,22 @@ class RunAdmission:
         self.operators: dict[str, Admitted] = {}
         self.initial_runs: dict[str, str] = {}  # by operator: the job that loads its initial state
 
-    def admit(self, request: Admit) -> None:
+    def admit(self, request: Admit) -> RunAdmitted:
         operator, query, run, batch = request.operator, request.query, request.run, request.batch
         if batch < 0:
             self._check_initial(operator, run)
-            return
+            return RunAdmitted()
         execution = active_query(self._spark, query)
         if execution is None or execution.runId().toString() != run:
             raise StaleRun(f"run {run} of query {query} is no longer active", operator=operator, batch=batch)
         self._check_kind(execution, operator)
+        asynchronous = _kind(execution) == _ASYNCHRONOUS
+        self._check_recognised(request, asynchronous)
         request = self._started(request)
         self.bindings[operator] = Binding(query, execution.resolvedCheckpointRoot())
         if batch > request.last_batch + 1 and not self._accept_gaps:
             self._check_gap(execution, request)
+        return RunAdmitted(asynchronous)
 
     def _facts(self, operator: str) -> Admitted:
         return self.operators.get(operator, Admitted())
@@ -114,10 +123,22 @@ class RunAdmission:
         execution = None if binding is None else active_query(self._spark, binding.query)
         return None if binding is None or execution is None else str(execution.name() or binding.query)
 
+    def committed(self, operator: str) -> int:
+        """The newest batch in the commit log of the operator's query; -1 before the first."""
+        return committed_batch(self._spark, self.bindings.get(operator))
+
+    def active_run(self, query: str) -> str | None:
+        """The run of the query that runs now in this application; None if none does."""
+        execution = active_query(self._spark, query)
+        return None if execution is None else str(execution.runId().toString())
+
     def _check_kind(self, execution: Any, operator: str) -> None:
-        refused = _REFUSED.get(execution.getClass().getSimpleName())
-        if refused is not None:
-            raise UnsupportedQuery(refused[0], todo=refused[1], operator=operator)
+        if _kind(execution) == _CONTINUOUS:
+            raise UnsupportedQuery(
+                "continuous processing has no batches to commit",
+                todo="Use a processingTime or availableNow trigger",
+                operator=operator,
+            )
         if execution.trigger().getClass().getSimpleName() != _REAL_TIME:
             return
         if self._facts(operator).merges:
@@ -134,6 +155,23 @@ class RunAdmission:
                 operator=operator,
             )
 
+    def _check_recognised(self, request: Admit, asynchronous: bool) -> None:
+        """With asynchronous progress, rows of several batches may come again, in other batches. So they must be recognised.
+
+        Also by a run without it that comes after one with it.
+        """
+        why = self._facts(request.operator).recognises
+        if why and asynchronous:
+            raise unrecognised(why).at(operator=request.operator)
+        if why and request.lasting:
+            raise CheckpointMismatch(
+                "the query ran with asyncProgressTrackingEnabled, so rows of several batches may come again, and the "
+                f"operator is defined in another way since: {why}",
+                todo="Define it as it was, and let the query run once without asyncProgressTrackingEnabled until it has read "
+                "all rows again. Then stop it, and define the operator in the other way",
+                operator=request.operator,
+            )
+
     def _check_gap(self, execution: Any, request: Admit) -> None:
         """Refuse a run if Spark had rows for this operator between the last batch of this state and the batch of the run."""
         first, batch = request.last_batch + 1, request.batch
@@ -147,6 +185,19 @@ class RunAdmission:
             if offsets is None or before is None or any(map(_advanced, offsets, before)):
                 raise CheckpointMismatch(_gap(request, skipped), todo=_GAP_TODO, operator=request.operator)
             before = offsets
+
+
+def _kind(execution: Any) -> str:
+    return str(execution.getClass().getSimpleName())
+
+
+def unrecognised(why: str) -> GodwitError:
+    return UnsupportedQuery(
+        "asynchronous progress tracking may cut batches in another way when they are read again, and this operator would not "
+        f"recognise their rows: {why}",
+        todo="Set asyncProgressTrackingEnabled to false. Or let rows be known by columns (Kafka's topic, partition and offset, "
+        'or lane= and sequence=), with partitions="input", timeMode="none" and no merge',
+    )
 
 
 def _advanced(offset: str | None, before: str | None) -> bool:

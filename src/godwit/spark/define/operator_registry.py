@@ -265,7 +265,13 @@ class OperatorRegistry:
             sources |= stream_columns(ticks)
             rows = with_ticks(rows, ticks, partitions)
         self._admission.operators[spec.name] = Admitted(
-            sources, bool(spec.merge), definition.by_key, route.real_time, spec.start
+            sources,
+            bool(spec.merge),
+            definition.by_key,
+            route.real_time,
+            spec.start,
+            by_columns=identity is not None,
+            timers=route.timers,
         )
         output = routed(exchanged(rows, partitions), route, self._access.incarnation)
         return with_output_watermark(definition, output)
