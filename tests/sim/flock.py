@@ -7,6 +7,7 @@ migrations, and keeps the routing tables. What it decides comes from the seed; e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from godwit.runtime.host.host import Host, HostConfig
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatReceiver
 from godwit.runtime.liveness.leases import host_directory, read_lease, write_owner
 from godwit.runtime.liveness.wills import read_will
-from godwit.runtime.messages import Admit, RunAdmitted
+from godwit.runtime.messages import Admit, NoteCommitted, RunAdmitted
 from godwit.runtime.processor.spec import Operator
 from godwit.runtime.router.routing_table import write_routing
 from godwit.runtime.takeover import rescue
@@ -217,6 +218,12 @@ class Flock:
         if lease is None:
             raise HostUnavailable(f"{host} does not serve", host=host)
         return typed.ask(line.connect(lease.address, TOKEN), request, timeout_s)
+
+    def note_committed(self, operator: str, run: str, batch: int) -> None:
+        """As the driver tells hosts what Spark's log names. A host that is down does not hear of it."""
+        for host in self.left():
+            with suppress(GodwitError):
+                self.ask(host, NoteCommitted(operator, run, batch), timeout_s=1.0)
 
     def moved(self, operator: str, epochs: Mapping[Unit, int], to: str) -> None:
         after = self.tables[operator].moved(epochs, to)

@@ -24,6 +24,8 @@ from tests.sim.operators import INPUT
 HASHED = pa.schema([*INPUT, (CHECK, pa.int32()), ("hash", pa.int64())])
 KINDS = (np.int64, np.int64, "datetime64[ms]", np.int32, np.int64)  # of its columns
 BY_KEY = HASHED.insert(4, pa.field("came_from", pa.int32()))
+BY_COLUMNS = HASHED.insert(4, pa.field("lane", pa.int64())).insert(5, pa.field("sequence", pa.int64()))
+NAMED = 0.3  # of the batches of a query with asynchronous progress: those that Spark's log names
 INITIAL = -1  # the batch of initial rows
 REFUSED_MAX = 4  # attempts of a batch that hosts refuse because rows did not replay; then the application ends
 _CODEC = KeyCodec(pa.schema([INPUT.field("key")]))
@@ -51,6 +53,13 @@ def batch_of(rows: list[Row], came_from: int | None = None) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(arrays, schema=HASHED)
     arrays.insert(4, pa.array(np.full(len(rows), came_from, np.int32)))
     return pa.RecordBatch.from_arrays(arrays, schema=BY_KEY)
+
+
+def numbered(batch: pa.RecordBatch, lane: int, first: int) -> pa.RecordBatch:
+    """With the columns by which its rows are known wherever a batch is cut."""
+    *columns, hashes = batch.columns
+    lanes, sequence = np.full(len(batch), lane), np.arange(first, first + len(batch))
+    return pa.RecordBatch.from_arrays([*columns, pa.array(lanes), pa.array(sequence), hashes], schema=BY_COLUMNS)
 
 
 def rows_of(outputs: Iterable[Output]) -> list[Row]:
@@ -93,6 +102,9 @@ class Query:
         self.began: Callable[[], None] = lambda: None  # is told when a batch begins
         self.initial: Lanes = []  # rows that a job of their own brings before the first batch
         self.recut = False  # a run that is started again cuts the batch in progress otherwise
+        self.asynchronous = False  # Spark's log names only some of the batches, and the others are cut otherwise, too
+        self._named = INITIAL  # the newest batch that Spark's log names
+        self._said: dict[int, list[Output]] = {}  # with asynchronous progress: by lane, what has left for each row
         flock.runs |= {self.run_name, self.initial_run}
         kernel.after(0.2, lambda: self._begin(1))
 
@@ -149,7 +161,10 @@ class Query:
         partitions = self.flock.operators[self.operators[0]].spec.partitions
         if not partitions:
             chunks = self._read(lane)
-            return (batch_of(rows) for rows in chunks), [row for rows in chunks for row in rows]
+            given = (batch_of(rows) for rows in chunks)
+            if self.asynchronous:
+                given = self._numbered(lane, given)
+            return given, [row for rows in chunks for row in rows]
         changed = lane in self._changing
         self._changing.discard(lane)
         blocks = []
@@ -160,6 +175,16 @@ class Query:
         in_order = sorted((row for rows, _ in blocks for row in rows), key=lambda row: route_hash(row[0]))
         self.kernel.dice.shuffle(blocks)  # an exchange keeps the order of rows from one partition, and no other
         return (batch_of(*block) for block in blocks), in_order
+
+    def _numbered(self, lane: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = self._rows_before(lane)
+        for batch in batches:
+            yield numbered(batch, lane, first)
+            first += len(batch)
+
+    def _rows_before(self, lane: int) -> int:
+        """The rows of the lane in earlier batches."""
+        return sum(len(rows) for lanes in self.batches[: self.batch] for rows in lanes[lane])
 
     def _initial_task(self, run: int, batch: int, lane: int) -> None:
         """As the product's job does that loads initial state: the first operator takes it, and nothing comes out."""
@@ -216,6 +241,7 @@ class Query:
             timers=spec.time_mode != "none",
             partitions=spec.partitions,
             merge=spec.merge,
+            numbering="columns" if self.asynchronous else "position",
             checked=True,
             wait_s=60.0,
         )
@@ -256,13 +282,33 @@ class Query:
         self.kernel.tell(self.name, "commits batch", batch)
         self.kernel.points.reach(f"{self.name} commits {batch}")
         if batch != INITIAL:
+            if self.asynchronous:
+                self._drop_said()
             self._tell_committed(batch)
+            self._name(batch)
         for process, _ in list(self.tasks):
             process.kill()
         self.batch += 1
         self._began_ms = 0
         self.over = self.batch == len(self.batches)
         self.kernel.after(self.kernel.dice.random() * 0.05, lambda: self._begin(run))
+
+    def _drop_said(self) -> None:
+        """Of the batch, leave only what has not left before. The rest must be as it was then."""
+        for lane, (rows, (outputs,)) in list(self._done.items()):
+            said, first = self._said.setdefault(lane, []), self._rows_before(lane)
+            known = max(0, len(said) - first)
+            if outputs[:known] != said[first : first + len(outputs)][:known]:
+                raise Breach("I2", f"lane {lane} gives {outputs[:known]}, and has given {said[first:]} before")
+            said += outputs[known:]
+            self._done[lane] = rows[known:], [outputs[known:]]
+
+    def _name(self, batch: int) -> None:
+        """Spark's log may get the batch, and then the driver tells the hosts."""
+        if self.asynchronous and self.kernel.dice.random() < NAMED:
+            self._named = batch
+            run = self.run_name
+            self.flock.by_driver("commits", lambda: self.flock.note_committed(self.operators[0], run, batch))
 
     def _tell_committed(self, batch: int) -> None:
         inputs = {lane: rows for lane, (rows, _) in sorted(self._done.items())}
@@ -278,12 +324,30 @@ class Query:
         self.flock.runs |= {self.run_name, self.initial_run}
         if self.recut and self.batch == INITIAL:
             self.initial = self._cut_anew()
-        elif self.recut:
+        elif self.asynchronous and not self.over and self.batch != INITIAL:
+            self._go_back()
+        elif self.recut and not self.asynchronous:
             self.batches = [*self.batches[: self.batch], self._cut_anew(), *self.batches[self.batch + 1 :]]
         for process, _ in list(self.tasks):
             process.kill()
         run = self.run
         self.kernel.after(self.kernel.dice.random() * 0.3, lambda: self._begin(run))
+
+    def _go_back(self) -> None:
+        """To the batch after the newest that Spark's log names: the rows from there on come again, in batches cut otherwise."""
+        self.batch, self._began_ms, left = self._named + 1, 0, self.batches[self._named + 1 :]
+        lanes = [[row for batch in left for rows in batch[lane] for row in rows] for lane in range(len(left[0]))]
+        batches: Batches = []
+        while any(lanes):
+            sizes = [self.kernel.dice.randint(0, 8) for _ in lanes]
+            if any(size and rows for size, rows in zip(sizes, lanes, strict=True)):
+                batches.append([self._chunks(rows[:size]) for size, rows in zip(sizes, lanes, strict=True)])
+                lanes = [rows[size:] for size, rows in zip(sizes, lanes, strict=True)]
+        self.batches = [*self.batches[: self.batch], *batches]
+
+    def _chunks(self, rows: list[Row]) -> list[list[Row]]:
+        size = self.kernel.dice.randint(1, 6)
+        return [rows[at : at + size] for at in range(0, len(rows), size)]
 
     def _cut_anew(self) -> list[list[list[Row]]]:
         """The same rows, in other lanes and chunks; the first lane has some."""
@@ -303,7 +367,7 @@ class Query:
     def reordering(self, lane: int) -> Callable[[], None] | None:
         """The task of a lane dies, and the next attempt reads the same rows in another order."""
         kill = self.killing(lane)
-        if kill is None:
+        if kill is None or self.asynchronous:  # a source whose sequence descends is refused, and nothing is reverted
             return None
 
         def reorder() -> None:

@@ -141,6 +141,9 @@ class Run:
         load = self.load
         query = Query(self.kernel, self.flock, f"query-{at}", load.queries[at], load.batches[at], self._committed)
         query.recut = load.recut
+        if load.asynchronous and len(load.queries[at]) == 1:
+            query.asynchronous = True
+            self.flock.asynchronous.add(query.name)
         query.initial = list(load.initial) if at == 0 else []
         return query
 

@@ -22,6 +22,7 @@ QUERIES = ((("a",),), (("a",),), (("a", "b"),), (("a",), ("b",)))  # the operato
 INITIALLY = 0.15  # of the loads begin with initial state
 HEARTBEATS = 0.4  # of the loads have heartbeats
 BY_KEY = 0.4  # of the queries have lanes by key
+ASYNCHRONOUS = 0.2  # of the loads have queries with asynchronous progress
 RECORDED = Path(__file__).parent / "recorded"
 
 
@@ -32,7 +33,8 @@ class Load:
     `ahead`: routers send chunks before earlier ones are answered. `recut`: a run that is started again cuts the batch
     in progress otherwise. `initial`: rows that the first operator gets before the first batch. `restless`: how often a
     thread gives way where it need not. `ledger_bytes`: beyond these a ledger goes to disk. `silent_s`: a host whose
-    heartbeats do not come for so long counts as lost; without it there are no heartbeats.
+    heartbeats do not come for so long counts as lost; without it there are no heartbeats. `asynchronous`: Spark tracks the
+    progress of queries with one operator asynchronously.
     """
 
     hosts: int
@@ -51,6 +53,7 @@ class Load:
     initial: Lanes = field(default_factory=list)
     ledger_bytes: int | None = None
     silent_s: float | None = None
+    asynchronous: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,7 +132,7 @@ def draw_load(dice: Random) -> Load:
     for (first, *_), some in zip(queries, batches, strict=True):
         if dice.random() < BY_KEY:
             operators[first] = replace(operators[first], partitions=len(some[0]), policy="max")
-    return Load(
+    load = Load(
         hosts=hosts,
         owners=dice.randint(1, hosts),
         groups=dice.choice((4, 8, 12)),
@@ -147,6 +150,23 @@ def draw_load(dice: Random) -> Load:
         initial=draw_batches(dice, keys, 2)[0] if dice.random() < INITIALLY else [],
         silent_s=1.0 if dice.random() < HEARTBEATS else None,
     )
+    return tracked_asynchronously(load) if dice.random() < ASYNCHRONOUS else load
+
+
+def tracked_asynchronously(load: Load) -> Load:
+    """Rows are known by lane and sequence, and no timers fire. A key has one lane, so batches may be cut anywhere."""
+    alone = [at for at, names in enumerate(load.queries) if len(names) == 1]
+    operators = dict(load.operators) | {load.queries[at][0]: Kind() for at in alone}
+    batches = list(load.batches)
+    for at in alone:
+        batches[at] = [_by_key(lanes) for lanes in batches[at]]
+    return replace(load, operators=operators, batches=batches, asynchronous=True)
+
+
+def _by_key(lanes: Lanes) -> Lanes:
+    rows = [row for chunks in lanes for chunk in chunks for row in chunk]
+    apart = [[row for row in rows if row[0] % len(lanes) == lane] for lane in range(len(lanes))]
+    return [[some[at : at + 5] for at in range(0, len(some), 5)] for some in apart]
 
 
 def draw_batches(dice: Random, keys: Sequence[int], among: int) -> Batches:

@@ -40,6 +40,7 @@ class KafkaStage:
     name: str
     partitions: int = 2
     sent: Counter[int] = field(default_factory=Counter)
+    options: dict[str, str] = field(default_factory=dict)  # of the writers of later queries
 
     def __post_init__(self) -> None:
         self.source, self.target = f"{self.name}-in", f"{self.name}-out"
@@ -81,6 +82,7 @@ class KafkaStage:
         records = frame.selectExpr("cast(key AS string) AS key", "to_json(struct(*)) AS value")
         writer = records.writeStream.format("kafka").option("kafka.bootstrap.servers", self.broker.bootstrap)
         writer = writer.option("topic", self.target).option("checkpointLocation", str(self.root / "spark"))
+        writer = writer.options(**self.options)
         return writer.outputMode("update").trigger(**trigger or {"processingTime": "0 seconds"}).start()
 
     def received(self) -> list[dict[str, int]]:

@@ -118,6 +118,7 @@ class Recovery:
             memory.ledger.reached.clear()
         if memory.progress.lasting and (memory.progress.run, memory.progress.current) != (before.run, before.current):
             memory.ledger.next_batch()
+            memory.state.settle()  # also where the number of the batch was used before
 
     def state(self, info: Mapping[str, Any], rows: pa.RecordBatch) -> None:
         state = self._memory.state

@@ -328,7 +328,7 @@ class Host:
             if self.log.failure is not None:  # memory may not be what has been written
                 raise self.log.failure.with_traceback(None)
             # Every batch before the one in progress is committed; whether that one is, only Spark knows.
-            settled = shared.instance.spec.ephemeral or shared.instance.progress.batch <= request.committed_batch
+            settled = shared.instance.spec.ephemeral or shared.instance.progress.current <= request.committed_batch
             batches = list(shared.instance.state.export(committed=not settled))
             ownership = shared.instance.ownership
             owned = StateOwnership(None if ownership is None else ownership.to_dict())

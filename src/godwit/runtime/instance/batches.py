@@ -101,8 +101,7 @@ class Batches:
         """
         memory = self._memory
         ledger, progress = memory.ledger, memory.progress
-        if progress.batch > before.batch:
-            memory.state.settle()
+        memory.state.settle()
         if before.lasting and progress.lasting:
             ledger.next_batch()
             if not progress.asynchronous:

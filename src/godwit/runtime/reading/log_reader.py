@@ -117,7 +117,7 @@ class LogReader:
 
     def _committed(self, instance: Instance) -> HostState:
         """Every batch before the one in progress is committed; whether that one is, only Spark knows."""
-        newest = instance.progress.batch
+        newest = instance.progress.current
         if self.asked and newest > self.committed_batch + 1:
             raise self._gone(newest)
         settled = newest <= self.committed_batch
