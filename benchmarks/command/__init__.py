@@ -32,14 +32,22 @@ def parser() -> Parser:
         evaluation_flags,
         key_count_flags,
         migration_flags,
+        progress_flags,
         real_time_flags,
         tuning_flags,
     )
 
     root = Parser(prog="python -m benchmarks", description=ABOUT, allow_abbrev=False)
     kinds = root.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=Parser)
-    modules = (migration_flags, real_time_flags, evaluation_flags, elasticity_flags, key_count_flags, tuning_flags)
-    for module in modules:
+    for module in (
+        migration_flags,
+        real_time_flags,
+        evaluation_flags,
+        elasticity_flags,
+        key_count_flags,
+        progress_flags,
+        tuning_flags,
+    ):
         module.add(kinds, kind)
     return root
 

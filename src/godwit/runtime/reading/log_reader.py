@@ -54,7 +54,7 @@ class LogReader:
     """`read` reads one of the `parts`. `rows_of`: as for a `GroupReader`.
 
     `selected`: the rows of a batch of changes whose keys are read. `asked`: the committed batch is one that a user asks for; it
-    must not be older than the state that there is.
+    must not be older than the state that there is. `at_commit`: the state must have no rows of later batches.
     """
 
     spec: OperatorSpec
@@ -65,6 +65,7 @@ class LogReader:
     selected: SelectRows = every
     rows_of: RowsOf = rows_of_state
     asked: bool = False
+    at_commit: bool = False
 
     def read(self, position: int, attempt: int | None = None) -> Iterator[pa.RecordBatch]:
         """Rows of the keys of one part, with their owners and epochs. No task slot is offered: no host is waited for."""
@@ -118,10 +119,23 @@ class LogReader:
     def _committed(self, instance: Instance) -> HostState:
         """Every batch before the one in progress is committed; whether that one is, only Spark knows."""
         newest = instance.progress.current
+        if self.at_commit:
+            self._check_at_commit(instance)
         if self.asked and newest > self.committed_batch + 1:
             raise self._gone(newest)
         settled = newest <= self.committed_batch
         return instance.ownership, list(instance.state.export(committed=not settled))
+
+    def _check_at_commit(self, instance: Instance) -> None:
+        """With asynchronous progress, the state may have rows of batches that Spark's log does not name."""
+        instance.ledger.drop_committed(self.committed_batch)
+        if instance.progress.lasting and instance.ledger.lanes:
+            raise CheckpointMismatch(
+                "the query ran with asyncProgressTrackingEnabled, and the state has rows of batches after "
+                f"{self.committed_batch}, the newest that Spark's log names",
+                todo="Start the query again with asyncProgressTrackingCheckpointIntervalMs=0, and stop it when all rows are read",
+                operator=self.spec.name,
+            )
 
     def _gone(self, newest: int) -> CheckpointMismatch:
         return CheckpointMismatch(

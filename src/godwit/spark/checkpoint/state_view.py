@@ -76,13 +76,16 @@ def committed_rows(
     rows_of: RowsOf,
     schema: StructType,
     shape: SelectRows = every,
+    at_commit: bool = False,
 ) -> DataFrame:
     """What `rows_of` makes of the state of an operator, from the logs of a checkpoint.
 
-    batch: the newest that is committed. shape: makes batches of this schema of what `rows_of` gives.
+    batch: the newest that is committed. shape: makes batches of this schema of what `rows_of` gives. at_commit: an error if the
+    state has rows of later batches.
     """
     parts = groups_by_host(directory, spec.name)
-    return _frame(spark, LogReader(spec, str(directory.path), parts, batch, rows_of=rows_of), schema, shape)
+    reader = LogReader(spec, str(directory.path), parts, batch, rows_of=rows_of, at_commit=at_commit)
+    return _frame(spark, reader, schema, shape)
 
 
 def known_operator(directory: FlockDirectory, operator: str) -> tuple[OperatorSpec, Binding | None]:

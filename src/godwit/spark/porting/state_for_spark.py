@@ -60,7 +60,8 @@ def state_for_spark(
     end = StateEnd(spec.name, query.folder.path, batch)
     keys = from_arrow_schema(spec.key_schema, prefer_timestamp_ntz=True)
     schema = StructType([*keys, StructField(COLUMN, BinaryType(), metadata=end.metadata)])
-    rows = committed_rows(spark, directory, spec, batch, PackedState(now_ms).rows, schema, key_and_state)
+    packed = PackedState(now_ms).rows
+    rows = committed_rows(spark, directory, spec, batch, packed, schema, key_and_state, at_commit=True)
     by_instants = spec.flavour == "pandas" and any(map(has_instant, spec.key_schema.types))
     restoring = Restoring(processor, spec.variables, spec.time_mode, now_ms, by_instants)
     return StateForSpark(rows.groupBy(*keys.names), restoring)
