@@ -202,6 +202,23 @@ def test_a_run_that_cuts_batches_in_other_places_is_answered_with_what_was_said_
     assert instance.state.key_count == 1
 
 
+def test_a_later_run_may_bring_a_row_with_other_values_and_within_a_run_that_is_refused() -> None:
+    """A column with current_timestamp has another value in every batch. The row was applied once, with its first value."""
+    instance = instance_of(Sum())
+
+    def checked(check: int) -> Chunk:
+        return replace(Chunk(*rows((1, 0, 5))), checks=np.array([check], np.int32))
+
+    opened(instance, ref("run-1", 0))
+    instance.apply(ref("run-1", 0), LANE, checked(1))
+    opened(instance, ref("run-2", 0))
+    assert totals(instance.apply(ref("run-2", 0), LANE, checked(2))) == [5]
+    later = replace(checked(3), rows=ints(1))
+    assert totals(instance.apply(ref("run-2", 0), LANE, later)) == [10]
+    with pytest.raises(NotReplayable, match="other values"):
+        instance.apply(ref("run-2", 0), LANE, replace(later, checks=np.array([4], np.int32)))
+
+
 def test_a_commit_of_an_earlier_run_drops_nothing_that_the_present_run_may_read_again() -> None:
     instance = instance_of(Sum())
     for batch in range(3):

@@ -132,9 +132,16 @@ class Entry:
 
     def joined_with(self, later: Entry, rows_max: int) -> Entry | None:
         """Both as one, if the rows of the other entry come later and there are not too many; None if not."""
-        same = (self.batch, self.outdated) == (later.batch, later.outdated)
+        same = self._kind() == later._kind()
         fits = same and len(self.rows) + len(later.rows) <= rows_max and self.last < later.first
         return self.then(later) if fits else None
+
+    def _kind(self) -> tuple[int, bool, bool]:
+        return self.batch, self.outdated, self.checks is None
+
+    def without_checks(self) -> Entry:
+        """The entry, whose rows may come again with other values, such as the time at which a later run reads them."""
+        return self if self.checks is None else replace(self, checks=None)
 
     def without_outputs(self, output_schema: pa.Schema) -> Entry:
         """The entry after the output schema has changed. If rows do not outlast their batch, nobody asks for its outputs."""
@@ -201,6 +208,12 @@ class Ledger:
         self.finished = {}
         self.begun = set()
         self.mixed = set()
+
+    def next_run(self) -> None:
+        """A later run reads rows again, in batches that are cut in other places. A row is known by lane and sequence alone."""
+        self.reached.clear()
+        for lane in self.lanes.values():
+            lane.change(Entry.without_checks)
 
     def drop_committed(self, batch: int) -> None:
         """Spark's log names this batch of the present run: nobody reads its rows again, nor those of earlier batches."""
@@ -454,7 +467,8 @@ def _joined(entry: Entry, later: Entry) -> Entry | None:
     """Join only neighbours of similar size: then each row is copied only a few times."""
     size, more = len(entry.rows), len(later.rows)
     fits = size and more and size <= 2 * more and size + more <= JOINED_ROWS_MAX and entry.rows[-1] < later.rows[0]
-    return entry.then(later) if fits else None
+    alike = (entry.checks is None) == (later.checks is None)
+    return entry.then(later) if fits and alike else None
 
 
 def _without_rows(schema: pa.Schema) -> pa.Schema:

@@ -114,8 +114,8 @@ class Recovery:
         memory = self._memory
         if before.lasting and not memory.progress.lasting:
             memory.ledger.clear()  # it was empty when the mark was written
-        if memory.progress.run != before.run:
-            memory.ledger.reached.clear()
+        if memory.progress.run != before.run and memory.progress.lasting:
+            memory.ledger.next_run()
         if memory.progress.lasting and (memory.progress.run, memory.progress.current) != (before.run, before.current):
             memory.ledger.next_batch()
             memory.state.settle()  # also where the number of the batch was used before

@@ -80,6 +80,8 @@ class Copies:
                 )
                 return
             instance.ledger.make_room()
+            if progress.run != instance.progress.run:
+                entry = entry.without_checks()
             taken = instance.ledger.missing(lane, entry)
             if taken is not None:
                 info, data = ledger_part(instance.memory, lane, taken)

@@ -213,7 +213,7 @@ class Batches:
 
             def install() -> None:
                 memory.ledger.next_batch()
-                memory.ledger.reached.clear()
+                memory.ledger.next_run()
 
             return install
 

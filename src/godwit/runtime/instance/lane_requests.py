@@ -107,8 +107,8 @@ class LaneRequests:
         work.begun |= {"before": batch.before}
 
         def install() -> None:
-            if unknown:
-                memory.ledger.reached.clear()
+            if unknown and before.lasting:
+                memory.ledger.next_run()
             if begins:
                 self._batches.settle(now_ms, before)
             if install_timers is not None:

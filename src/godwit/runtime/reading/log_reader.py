@@ -133,7 +133,7 @@ class LogReader:
             raise CheckpointMismatch(
                 "the query ran with asyncProgressTrackingEnabled, and the state has rows of batches after "
                 f"{self.committed_batch}, the newest that Spark's log names",
-                todo="Start the query again with asyncProgressTrackingCheckpointIntervalMs=0, and stop it when all rows are read",
+                todo="Start the query again with asyncProgressTrackingCheckpointIntervalMs=0, and stop it when it has read all",
                 operator=self.spec.name,
             )
 
