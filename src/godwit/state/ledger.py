@@ -436,8 +436,8 @@ def _cut_out(entry: Entry, chosen: npt.NDArray[np.bool_], timers: bool = False) 
 def _outdated(lane: str, entry: Entry) -> NotReplayable:
     return NotReplayable(
         "a row that was applied before comes again, and its outputs had the columns of an earlier definition",
-        todo="Define the operator with its earlier output columns, and start the query without asyncProgressTrackingEnabled "
-        "until it has read these rows again. Then stop it, and change the output columns",
+        todo="Define the operator with its earlier output columns. Let the query run with "
+        "asyncProgressTrackingCheckpointIntervalMs=0 until it has read all rows again, then stop it and change the columns",
         lane=lane,
         row=entry.first,
     )

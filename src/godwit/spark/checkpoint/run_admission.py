@@ -87,6 +87,12 @@ class RunAdmission:
             raise StaleRun(f"run {run} of query {query} is no longer active", operator=operator, batch=batch)
         self._check_kind(execution, operator)
         asynchronous = _kind(execution) == _ASYNCHRONOUS
+        if asynchronous and _trigger(execution) == _REAL_TIME:
+            raise UnsupportedQuery(
+                "asynchronous progress tracking is not supported with the real-time trigger, which turns it on by itself",
+                todo="Set asyncProgressTrackingEnabled to false, or make the session with godwit.tune(builder, real_time=True)",
+                operator=operator,
+            )
         self._check_recognised(request, asynchronous)
         request = self._started(request)
         self.bindings[operator] = Binding(query, execution.resolvedCheckpointRoot())
@@ -139,7 +145,7 @@ class RunAdmission:
                 todo="Use a processingTime or availableNow trigger",
                 operator=operator,
             )
-        if execution.trigger().getClass().getSimpleName() != _REAL_TIME:
+        if _trigger(execution) != _REAL_TIME:
             return
         if self._facts(operator).merges:
             raise UnsupportedQuery(
@@ -167,8 +173,8 @@ class RunAdmission:
             raise CheckpointMismatch(
                 "the query ran with asyncProgressTrackingEnabled, so rows of several batches may come again, and the "
                 f"operator is defined in another way since: {why}",
-                todo="Define it as it was, and let the query run once without asyncProgressTrackingEnabled until it has read "
-                "all rows again. Then stop it, and define the operator in the other way",
+                todo="Define it as it was. Let the query run with asyncProgressTrackingCheckpointIntervalMs=0 until it has read all "
+                "rows again, then once without asyncProgressTrackingEnabled. Then define the operator in the other way",
                 operator=request.operator,
             )
 
@@ -189,6 +195,10 @@ class RunAdmission:
 
 def _kind(execution: Any) -> str:
     return str(execution.getClass().getSimpleName())
+
+
+def _trigger(execution: Any) -> str:
+    return str(execution.trigger().getClass().getSimpleName())
 
 
 def unrecognised(why: str) -> GodwitError:

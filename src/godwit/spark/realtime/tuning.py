@@ -63,7 +63,7 @@ IN_REAL_TIME: Final = (
     Tuned(
         "spark.sql.streaming.realTimeMode.asyncProgressTrackingByDefault.enabled",
         "false",
-        "a batch begins when Spark has written that the batch before is committed, which a flock relies on",
+        "a flock supports asynchronous progress tracking with micro-batches only",
     ),
     Tuned(
         "spark.python.udf.pipelined.enabled",
