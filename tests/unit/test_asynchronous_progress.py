@@ -219,6 +219,20 @@ def test_a_later_run_may_bring_a_row_with_other_values_and_within_a_run_that_is_
         instance.apply(ref("run-2", 0), LANE, replace(later, checks=np.array([4], np.int32)))
 
 
+def test_a_batch_that_was_refused_goes_well_in_a_later_run_that_brings_its_rows_as_they_were() -> None:
+    """Nothing is reverted, so the refusal must not outlive the run."""
+    instance = instance_of(Sum())
+    opened(instance, ref("run-1", 0))
+    applied(instance, ref("run-1", 0), 0, 1, 1)
+    other_key = Chunk(*rows((2, 0, 1)))
+    with pytest.raises(NotReplayable, match="another key"):
+        instance.apply(ref("run-1", 0), LANE, other_key)
+    with pytest.raises(NotReplayable, match="cannot be completed in this run"):
+        applied(instance, ref("run-1", 0), 2, 1)
+    opened(instance, ref("run-2", 0))
+    assert applied(instance, ref("run-2", 0), 0, 1, 1, 1) == [2, 2, 3]
+
+
 def test_a_commit_of_an_earlier_run_drops_nothing_that_the_present_run_may_read_again() -> None:
     instance = instance_of(Sum())
     for batch in range(3):

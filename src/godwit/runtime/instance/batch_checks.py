@@ -51,7 +51,9 @@ class BatchChecks:
         if spoiled:
             raise NotReplayable(
                 f"rows of this batch did not replay, so it cannot be completed in this run: {spoiled}",
-                todo="Start the query again: the batch is then reverted first, and may have other partitions",
+                todo="Start the query again, and let the input give the rows as they were"
+                if self._memory.progress.lasting
+                else "Start the query again: the batch is then reverted first, and may have other partitions",
                 operator=self._memory.spec.name,
                 batch=request.batch,
                 lane=lane,

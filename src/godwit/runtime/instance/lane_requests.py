@@ -88,6 +88,7 @@ class LaneRequests:
         ):  # admitted above; what is applied here of the batch, the ledger knows
             batch.progress = before.admit(request, asynchronous, drained=not memory.ledger.lanes)
             batch.merge = memory.spec.merge
+            batch.spoiled = "" if before.lasting else batch.spoiled  # nothing is reverted, which would have done this
             # Lanes that had nothing to fire may have other rows in this run.
             batch.fired_lanes = batch.fired_lanes.anew()
             verdict = batch.progress.judge(request)

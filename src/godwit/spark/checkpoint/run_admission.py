@@ -173,8 +173,8 @@ class RunAdmission:
             raise CheckpointMismatch(
                 "the query ran with asyncProgressTrackingEnabled, so rows of several batches may come again, and the "
                 f"operator is defined in another way since: {why}",
-                todo="Define it as it was. Let the query run with asyncProgressTrackingCheckpointIntervalMs=0 until it has read "
-                "all rows again, then once without asyncProgressTrackingEnabled. Then define the operator in the other way",
+                todo="Define it as it was. Let the query run with asyncProgressTrackingCheckpointIntervalMs=0 until it has "
+                "read all rows again, then once without asyncProgressTrackingEnabled. Then define the operator in the other way",
                 operator=request.operator,
             )
 
