@@ -174,7 +174,7 @@ class RunAdmission:
                 "the query ran with asyncProgressTrackingEnabled, so rows of several batches may come again, and the "
                 f"operator is defined in another way since: {why}",
                 todo="Define it as it was. Let the query run with asyncProgressTrackingCheckpointIntervalMs=0 until it has "
-                "read all rows again, then once without asyncProgressTrackingEnabled. Then define the operator in the other way",
+                "read all rows again, then once without asyncProgressTrackingEnabled. Then change the definition",
                 operator=request.operator,
             )
 
