@@ -213,7 +213,7 @@ class Ledger:
         """A later run reads rows again, in batches that are cut in other places. A row is known by lane and sequence alone."""
         self.reached.clear()
         for lane in self.lanes.values():
-            lane.change(Entry.without_checks)
+            lane.change_all(Entry.without_checks)
 
     def drop_committed(self, batch: int) -> None:
         """Spark's log names this batch of the present run: nobody reads its rows again, nor those of earlier batches."""
@@ -371,9 +371,9 @@ class Ledger:
             rest = _cut_out(entry, ~selected(entry.hashes), True)
             return rest if len(rest.rows) or len(rest.outputs) else None
 
-        for entries in list(self.lanes.values()):
+        for lane, entries in list(self.lanes.items()):
             at = len(entries)
-            while at := min(at, len(entries)):
+            while self.lanes.get(lane) is entries and (at := min(at, len(entries))):
                 at -= 1
                 entries.change(at, left)
                 yield

@@ -187,6 +187,10 @@ class Lane:
         self._store.memory_bytes -= each.size_bytes
         self._store.memory_bytes += 0 if stored is None else stored.size_bytes
 
+    def change_all(self, changed: Callable[[Entry], Entry | None]) -> None:
+        for at in reversed(range(len(self._stored))):
+            self.change(at, changed)
+
     def _stored_like(self, before: StoredEntry, new: Entry | None) -> StoredEntry | None:
         """The new form of an entry that was in the file goes to the file, too, if there is room."""
         if new is not None and isinstance(before, Spilled):

@@ -193,7 +193,7 @@ class OriginEffects:
         while at < len(keys):
             part = keys[at : at + self.handover.turns.items]
             with shared.lock:
-                if not shipment.still_needed(progress):
+                if not shipment.in_same_batch(progress):
                     break
                 for images in shipment.of_batch(step, part, ()):
                     self.handover.queue.put(images)

@@ -148,29 +148,36 @@ class Shipment:
             yield Queued(messages.StepLedger(step, progress, info), iter([body]))
 
     def ledger(self, step: int, select: Select) -> Iterator[Queued | None]:
-        """Entries of the batch in progress as they are now. The messages are made later, one by one, without the lock.
+        """Entries as they are now, of the batch in progress and of earlier batches whose rows outlast them.
 
-        None: an entry was read, and there is no message yet.
+        The messages are made later, one by one, without the lock. None: an entry was read, and there is no message yet.
         """
         instance = self._shared.instance
         return self._entries(step, select, (instance.progress, instance.ledger.output_schema), instance.ledger.stored())
 
-    def still_needed(self, progress: Progress) -> bool:
-        """Whether anyone needs what belongs to this batch: not if it is committed, or begins anew."""
+    def in_same_batch(self, progress: Progress) -> bool:
+        """Whether anyone needs what belongs to this batch alone: not if it is committed, or begins anew."""
         return self._shared.instance.progress.same_attempt(progress)
 
     def _entries(
         self, step: int, select: Select, of: tuple[Progress, pa.Schema], stored: list[tuple[str, StoredEntry]]
     ) -> Iterator[Queued | None]:
         """Parts of neighbours go together: a message costs the target about a millisecond, however few rows it has."""
-        instance = self._shared.instance
         progress, schema = of
         before: tuple[str, Entry] | None = None
         for lane, each in stored:
             with self._shared.lock:
-                if not self.still_needed(progress) or instance.ledger.output_schema is not schema:
-                    return  # after another definition of the operator, a later run begins the batch anew
-                entry = instance.ledger.read(each)
+                ledger, present = self._shared.instance.ledger, self._shared.instance.progress
+                outlast = progress.lasting and present.lasting
+                anew = ledger.output_schema is not schema  # after another definition of the operator
+                if not outlast and (anew or not self.in_same_batch(progress)):
+                    return  # a later run begins the batch anew, or nobody needs the entries of this batch
+                again = self.ledger(step, select) if anew else None
+                entry = None if anew else ledger.read(each)
+            if again is not None:  # the entries have other outputs now; the target leaves out rows that it has
+                yield from again
+                return
+            assert entry is not None
             part = entry.of(select)
             if len(part.rows):
                 both = before[1].joined_with(part, LEDGER_ROWS) if before is not None and before[0] == lane else None
