@@ -33,6 +33,7 @@ MEMORY_BYTES_MAX = 256 << 20  # of a ledger in memory, unless a limit is given
 COLUMN_LANE = "column-"  # prefix of lanes that are made of columns: any task may bring rows of them
 TIMER_ROW = -(2**62)  # outputs of timers leave before all rows: row = TIMER_ROW + time, always negative
 
+ROW_FIELD = pa.field(ROW, pa.int64(), nullable=False)
 APPLIED = pa.schema([pa.field("row", pa.int64(), False), pa.field("hash", pa.int64(), False)])
 CHECKED = APPLIED.append(pa.field("check", pa.int32(), False))
 
@@ -45,7 +46,7 @@ def memory_bytes_max(state_bytes_max: int | None) -> int:
 @lru_cache(maxsize=256)
 def with_rows(schema: pa.Schema) -> pa.Schema:
     """An output schema with the row column in front."""
-    return pa.schema([pa.field(ROW, pa.int64(), nullable=False), *schema])
+    return pa.schema([ROW_FIELD, *schema])
 
 
 def no_tagged_outputs(schema: pa.Schema) -> pa.RecordBatch:
@@ -107,7 +108,7 @@ class Entry:
         """The form in which an entry goes into the changelog."""
         columns = [pa.array(self.rows), pa.array(self.hashes)]
         columns += [] if self.checks is None else [pa.array(self.checks)]
-        applied = pa.record_batch(columns, schema=CHECKED if len(columns) > 2 else APPLIED).serialize()
+        applied = pa.RecordBatch.from_arrays(columns, schema=CHECKED if len(columns) > 2 else APPLIED).serialize()
         outputs = self.outputs.serialize()
         info = {"kind": "ledger", "op": op, "batch": batch, "lane": lane, "applied_bytes": applied.size}
         info |= {"firing": self.firing} if self.firing else {}

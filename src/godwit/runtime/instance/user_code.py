@@ -21,7 +21,7 @@ from godwit.runtime.processor.crash_markers import CrashMarker, NoCrashMarker
 from godwit.runtime.processor.rows import Adapter, Index, Outputs, Rows, Times
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.keys import Key
-from godwit.state.ledger import TIMER_ROW, with_rows
+from godwit.state.ledger import ROW_FIELD, TIMER_ROW
 
 Result = TypeVar("Result")
 FRAMES_MAX = 8
@@ -115,4 +115,5 @@ def _tagged(outputs: Outputs, rows: Index | None = None) -> pa.RecordBatch:
     if len(row) > 1 and (row[1:] < row[:-1]).any():
         order = np.argsort(row, kind="stable")
         batch, row = batch.take(order), row[order]
-    return pa.RecordBatch.from_arrays([pa.array(row, pa.int64()), *batch.columns], schema=with_rows(batch.schema))
+    tagged = batch.add_column(0, ROW_FIELD, pa.array(row, pa.int64()))
+    return tagged.replace_schema_metadata(None) if tagged.schema.metadata else tagged

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from godwit.runtime.processor.rows import Index, Rows
+from godwit.runtime.processor.rows import FEW_ROWS, Index, Rows
 from godwit.state.keys import Key, KeyCodec, KeyColumns
 
 Codes = npt.NDArray[np.int32]
-FEW_ROWS = 64  # up to so many rows, setting up the vectorised way takes longer than a loop
 
 
 def group_by_key(batch: pa.RecordBatch, row_index: Index, key_codec: KeyCodec) -> Rows:

@@ -23,6 +23,7 @@ from godwit.state.variables import Variable
 Array: TypeAlias = npt.NDArray[Any]
 Index = npt.NDArray[np.int64]
 _END_OF_TIME = 2**62
+FEW_ROWS = 64  # up to so many rows, setting up the vectorised way takes longer than a loop
 
 
 def times_us(times: pa.Array[Any]) -> Index:
@@ -79,9 +80,19 @@ class Rows:
         """For each row, how many rows of the same key came before it in this chunk."""
         if len(self.keys) == len(self.codes):
             return np.zeros(len(self.codes), np.int64)
+        if len(self.codes) <= FEW_ROWS:
+            return self._rank_of_few()
         rank = np.empty(len(self.codes), np.int64)
         rank[self.order] = np.arange(len(self.codes)) - np.repeat(self.bounds[:-1], self.counts)
         return rank
+
+    def _rank_of_few(self) -> Index:
+        met = [0] * len(self.keys)
+        rank = []
+        for code in self.codes.tolist():
+            rank.append(met[code])
+            met[code] += 1
+        return np.array(rank, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
