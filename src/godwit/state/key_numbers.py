@@ -50,7 +50,9 @@ class KeyNumbers(Protocol):
         ...
 
     @property
-    def size_bytes(self) -> int: ...
+    def key_bytes(self) -> int:
+        """What the number of a key takes in memory, roughly."""
+        ...
 
 
 class NotFixed(Exception):
@@ -92,8 +94,8 @@ class AnyKeys:
         return AnyKeys(self.keys(numbers))
 
     @property
-    def size_bytes(self) -> int:
-        return len(self._keys) * _TUPLE_BYTES
+    def key_bytes(self) -> int:
+        return _TUPLE_BYTES
 
 
 class FixedKeys:
@@ -132,8 +134,8 @@ class FixedKeys:
         return fewer
 
     @property
-    def size_bytes(self) -> int:
-        return self._slots.nbytes + sum(column.nbytes for column in self._words)
+    def key_bytes(self) -> int:
+        return 8 * len(self._words) + 3 * self._slots.itemsize  # two to four slots
 
     def _find_some(self, keys: Sequence[Key]) -> Numbers:
         """Keys with a null have no number here."""

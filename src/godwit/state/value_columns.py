@@ -22,6 +22,7 @@ from godwit.state.spill import Spill
 from godwit.state.table import InstalledKeys, InstallStage, Ops, Row
 
 _VACANT_MIN: Final = 1_000  # below so many numbers without a value, numbering anew is not worth its while
+_BESIDE_BYTES: Final = 9  # of a key: whether it has a value, and where its entries in the stage and in the undo are
 _BLOCK_KEYS: Final = 10_000  # made into rows at once
 
 
@@ -88,7 +89,7 @@ class ValueColumns:
     @property
     def bytes_estimate(self) -> int:
         """Without what only stands beside: a stage, and the state before the batch."""
-        return self._numbers.size_bytes + self._payloads.nbytes + 9 * len(self._there)  # and places in stage and undo
+        return self.count * (self._numbers.key_bytes + self.width + _BESIDE_BYTES)
 
     def contains(self, key: Key) -> bool:
         return not self.missing([key])
