@@ -38,10 +38,9 @@ class ValueColumns:
         self._there: Mask = np.empty(0, np.bool_)
         self._stage = Beside(width)
         self._undo = Beside(width)
-        self._found: tuple[Sequence[Key], Numbers] | None = None  # the keys that were read last: they are written next
-        self._written: tuple[Sequence[Key], Numbers] | None = (
-            None  # the keys that were written last: they are installed next
-        )
+        # Keys that were read are usually written next, and keys that were written installed next.
+        self._found: tuple[Sequence[Key], Numbers] | None = None
+        self._written: tuple[Sequence[Key], Numbers] | None = None
 
     # -- many keys at once -------------------------------------------------------------------------------------------
 

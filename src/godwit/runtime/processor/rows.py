@@ -34,7 +34,10 @@ def times_us(times: pa.Array[Any]) -> Index:
 
 
 class Rows:
-    """Rows of a chunk, grouped by key, in the order in which they came on their lane."""
+    """Rows of a chunk, grouped by key, in the order in which they came on their lane.
+
+    `keys` has a tuple for each key. Of a large chunk the tuples are made when the first one is looked at; the length costs nothing.
+    """
 
     def __init__(
         self, batch: pa.RecordBatch, row_index: Index, keys: Sequence[Key], codes: npt.NDArray[np.int32]
