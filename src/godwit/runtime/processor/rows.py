@@ -36,7 +36,7 @@ def times_us(times: pa.Array[Any]) -> Index:
 class Rows:
     """Rows of a chunk, grouped by key, in the order in which they came on their lane.
 
-    `keys` has a tuple for each key. Of a large chunk the tuples are made when the first one is looked at; the length costs nothing.
+    `keys` has a tuple for each key. Of a large chunk, tuples are made when one of them is looked at; the length costs nothing.
     """
 
     def __init__(
