@@ -20,27 +20,37 @@ def put_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Changes that put these rows of a variable."""
     for block in _blocks(rows, rows_max, bytes_max):
-        subs: list[Any] = [row[1] for row in block]
-        values: list[Any] = [row[2] for row in block]
-        no_subs, no_values = subs[0] is None, values[0] is None  # one variable has them in all rows or in none
         changes = Changes()
-        changes.add(var, PUT, [row[0] for row in block], None if no_subs else subs, None if no_values else values)
+        _put(changes, var, block)
         yield changes.to_batch(key_codec)
+
+
+def _put(changes: Changes, var: int, block: Sequence[Row]) -> None:
+    subs: list[Any] = [row[1] for row in block]
+    values: list[Any] = [row[2] for row in block]
+    no_subs, no_values = subs[0] is None, values[0] is None  # one variable has them in all rows or in none
+    changes.add(var, PUT, [row[0] for row in block], None if no_subs else subs, None if no_values else values)
 
 
 def replacing_batches(
     parts: Sequence[tuple[Table, Sequence[Key], Iterator[Row]]], key_codec: KeyCodec, rows_max: int, bytes_max: int
 ) -> Iterator[pa.RecordBatch]:
-    """Changes that clear the keys of each table first, and then put the rows."""
-    clears = Changes()
+    """Changes that clear the keys of each table first, and then put the rows; few rows make one batch."""
+    changes, size_bytes = Changes(), 0
     for table, keys, _ in parts:
         if keys:
-            clears.add(table.var, CLEAR, keys)
-    if not len(clears):
+            changes.add(table.var, CLEAR, keys)
+    if not len(changes):
         return
-    yield clears.to_batch(key_codec)
     for table, _, rows in parts:
-        yield from put_batches(table.var, rows, key_codec, rows_max, bytes_max)
+        for block in _blocks(rows, rows_max, bytes_max):
+            more_bytes = sum(len(row[2] or b"") for row in block)
+            if len(changes) + len(block) > rows_max or size_bytes + more_bytes > bytes_max:
+                yield changes.to_batch(key_codec)
+                changes, size_bytes = Changes(), 0
+            _put(changes, table.var, block)
+            size_bytes += more_bytes
+    yield changes.to_batch(key_codec)
 
 
 def _blocks(rows: Iterable[Row], rows_max: int, bytes_max: int) -> Iterator[list[Row]]:
