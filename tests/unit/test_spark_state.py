@@ -15,7 +15,7 @@ from godwit.runtime.durable.batch_in_progress import BatchInProgress
 from godwit.runtime.messages import Admit
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.spark.checkpoint.run_admission import Admitted, RunAdmission
-from godwit.spark.porting.spark_state import _check_declared
+from godwit.spark.porting.spark_state import SparkState, _check_declared
 from godwit.spark.porting.stored_rows import Encoder, plain
 from godwit.state.changes import position_sub
 from godwit.state.codec import compile_codec
@@ -150,3 +150,8 @@ def test_a_query_may_be_meant_to_read_other_rows() -> None:
     admission = RunAdmission(None, accept_gaps=True)  # type: ignore[arg-type]  # Spark is not asked here
     admission.operators["op"] = Admitted(start=Start("q", 7))
     assert admission._started(Admit("op", "r", "run", 0, -1, True)).batch == 0
+
+
+def test_a_state_is_shown_by_its_checkpoint_and_not_by_the_session() -> None:
+    state = SparkState(object(), "/data/old")  # type: ignore[arg-type]
+    assert repr(state) == "SparkState(checkpoint='/data/old', operator_id=0)"

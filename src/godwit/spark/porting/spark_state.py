@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Final, cast
 
@@ -38,7 +38,7 @@ _CELL, _SUB = "__godwit_cell", "__godwit_sub"
 class SparkState:
     """The state of one operator in a checkpointLocation of Spark. Nothing is read before an operator takes the state over."""
 
-    spark: SparkSession
+    spark: SparkSession = field(repr=False)
     checkpoint: str
     operator_id: int = 0
 
