@@ -33,7 +33,7 @@ from godwit.runtime.host_services import HostServices
 from godwit.runtime.instance.instances import HostResources, Instances
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.liveness.leases import host_directory
-from godwit.runtime.messages import OpenLane, OperatorDefinition
+from godwit.runtime.messages import OpenLane, OperatorDefinition, RunAdmitted
 from godwit.runtime.processor.native import NativeAdapter
 from godwit.runtime.processor.spec import Operator, OperatorSpec
 from godwit.runtime.processor.watchdog import Watch
@@ -107,7 +107,7 @@ class Place:
             self.instances.own(shared)
         self.instances.define(OperatorDefinition.of(flock.operator))
         port = HostServices(name, checkpoint, "token", "", self.log, flock.clock_ms, lambda: self.stopped)
-        self.exchange = LaneExchange(port, lambda _: None)
+        self.exchange = LaneExchange(port, lambda _: RunAdmitted())
         self.moves = MigrationService(port, self.instances.named)
         for shared in self.instances:
             self.moves.recover(shared)
