@@ -29,9 +29,9 @@ TUNING = Path(__file__).with_name("tuning.md")
 PACKAGE = Path(godwit.__file__).parent
 # In the order of their layers, lowest first; tests/test_architecture.py has the rule.
 ROOMS = (
-    "errors model control migration ports state transport runtime/liveness runtime/processor runtime/chunk runtime/load "
-    "runtime/durable runtime/instance runtime/router runtime/handover runtime/reading runtime/backup runtime/takeover "
-    "runtime/host windows workload "
+    "errors model control migration ports state transport runtime/liveness runtime/pacing runtime/processor runtime/chunk "
+    "runtime/load runtime/durable runtime/instance runtime/router runtime/handover runtime/reading runtime/backup "
+    "runtime/takeover runtime/host windows workload "
     "spark/checkpoint spark/pyspark_api spark/realtime spark/results spark/hosts spark/porting spark/define spark/change"
 ).split()
 Line = tuple[str, ...]
