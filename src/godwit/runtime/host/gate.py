@@ -136,7 +136,8 @@ class Gate:
     def _changed_groups(self, ownership: Ownership) -> list[int]:
         """Groups that have changed their owner since the router heard of them: the router need not find out one by one."""
         before, self._epochs = self._epochs, _epochs_of(ownership)
-        return np.flatnonzero(self._epochs != before).tolist()
+        changed: list[int] = np.flatnonzero(self._epochs != before).tolist()
+        return changed
 
     def _report_backlog(self, hashes: Any, ownership: Ownership) -> None:
         """Rows of lent units wait at the target from now on. A push is ordered by this backlog."""
