@@ -419,6 +419,13 @@ class SeededWithTimer(Seeded):
         return f"{super()._notes()} {'fresh' if self.fresh.exists() else 'lapsed'}"
 
 
+class SeededDue(Seeded):
+    """Initial state sets a timer that is due at once."""
+
+    def _seed(self, times: Any) -> None:
+        self.handle.registerTimer(times.getCurrentProcessingTimeInMs())
+
+
 class Stamped(Logic):
     """Passes rows on with their event time, every second row of a key left out: the first of two operators."""
 

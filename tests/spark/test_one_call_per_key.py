@@ -74,6 +74,20 @@ def test_a_batch_dataframe(engines: SideBySide, flavour: Flavour) -> None:
     assert ("a", "timer", "3") in expected
 
 
+def test_timers_that_initial_state_has_set_fire_on_a_batch_dataframe(engines: SideBySide) -> None:
+    """Also those of keys without rows: most partitions have no rows here."""
+    initial = engines.spark.createDataFrame([(f"k{n}", n, "") for n in range(20)], "id string, start long, note string")
+    kind = processors.SeededDue
+    seeded = Case(flavoured(kind, "row"), kind.OUTPUT, time="processingTime", initial=initial)
+    feed = engines.feed(ROWS, [[("k1", 1)]])
+    with engines.spark_settings():
+        expected = sorted(map(tuple, seeded.on_spark(feed.batch(engines.spark)).collect()))
+    ours = seeded.on_flock(engines.flock, feed.batch(engines.spark), engines.name())
+    assert len(expected) == 21
+    for _ in range(2):
+        assert sorted(map(tuple, ours.collect())) == expected
+
+
 def test_without_the_exchange_a_key_is_called_once_per_partition(engines: SideBySide) -> None:
     ours = case(partitions="input").on_flock(engines.flock, stream(engines), engines.name())
     with engines.running(ours) as (query, seen):

@@ -293,11 +293,11 @@ class Host:
 
     def _instance_for(self, opening: OpenLane) -> SharedInstance:
         """The instance that the lane means. A host that has missed a definition gets it now."""
-        shared = self._instances.of(opening.operator, opening.scope)
+        shared = self._instances.of(opening.operator, opening.scope, opening.batch_ms)
         if shared.instance.is_of(opening.definition):
             return shared
         self._take_definitions(opening.operator)
-        shared = self._instances.of(opening.operator, opening.scope)
+        shared = self._instances.of(opening.operator, opening.scope, opening.batch_ms)
         if shared.instance.definition and not shared.instance.is_of(opening.definition):
             raise DefinitionError(
                 "the operator has been defined again since this DataFrame was made",

@@ -148,12 +148,13 @@ class Instances:
 
     # -- by name -----------------------------------------------------------------------------------------------------
 
-    def of(self, name: str, scope: str | None) -> SharedInstance:
+    def of(self, name: str, scope: str | None, batch_ms: int | None = None) -> SharedInstance:
+        """`batch_ms`: Spark's time of the evaluation of a batch DataFrame, if the lane that asks knows it."""
         shared = self._named.get(name if scope is None else f"{name}@{scope}")
         # A host that was started again has the state and not the code.
         lacks_code = shared is None or shared.instance.code.adapter is None
         if lacks_code and scope is not None and name in self._operators:
-            shared = self._scoped(self._operators[name], scope)
+            shared = self._scoped(self._operators[name], scope, batch_ms)
         if shared is None:
             raise DefinitionError(
                 "no operator of this name is defined on this flock",
@@ -163,7 +164,7 @@ class Instances:
             )
         return shared
 
-    def _scoped(self, operator: Operator, scope: str) -> SharedInstance:
+    def _scoped(self, operator: Operator, scope: str, batch_ms: int | None) -> SharedInstance:
         """State for one evaluation of a batch DataFrame. Evaluations that have ended are dropped now."""
         name = f"{operator.spec.name}@{scope}"
         if not operator.spec.ephemeral:
@@ -183,7 +184,7 @@ class Instances:
             instance.durable.journal = Unwritten()  # the instance is unknown until all of its first parts are in line
             instance.attach(operator.spec, self._adapter(operator))
             instance.definition = operator.definition
-            parts = [instance.define_part(), *self._initial_parts(operator, instance)]
+            parts = [instance.define_part(), *self._initial_parts(operator, instance, batch_ms)]
             instance.durable.journal = self._log
             instance.write(parts)
             self._named[name] = shared = SharedInstance(instance)
@@ -196,13 +197,14 @@ class Instances:
                 shared.instance.definition = operator.definition
         return shared
 
-    def _initial_parts(self, operator: Operator, instance: Instance) -> list[NewPart]:
+    def _initial_parts(self, operator: Operator, instance: Instance, batch_ms: int | None) -> list[NewPart]:
         if self._host not in operator.initial:
             return []
         table = pa.ipc.open_stream(operator.initial[self._host]).read_all().combine_chunks()
         (batch,) = table.drop_columns([wire.HASH]).to_batches()
         hashes = table.column(wire.HASH).to_numpy()
-        return instance.initialise("initial", batch, np.arange(len(batch)), hashes, self._resources.clock_ms()).parts
+        now_ms = self._resources.clock_ms() if batch_ms is None else batch_ms
+        return instance.initialise("initial", batch, np.arange(len(batch)), hashes, now_ms).parts
 
     def _drop(self, name: str) -> None:
         self._log.append([self._end(self._named.pop(name))])
