@@ -149,7 +149,7 @@ class RunningFlock:
             check_owner(str(self.directory.path), self.incarnation)
         except Fenced:
             return True
-        except CheckpointUnusable:
+        except GodwitError:  # the file cannot be read: closing must go on
             return False
         return False
 
