@@ -71,7 +71,6 @@ def measure(spark: SparkSession, way: Way, keys: int, plan: KeysPlan) -> dict[st
     """One number of keys in one way, with hosts of its own, so that their memory is that of these keys."""
     last = max(-(-keys // plan.batch_rows), WARM_UP_BATCHES) + plan.batches
     with scratch() as directory, godwit.Flock(spark, hosts=HOSTS, checkpoint=f"{directory}/godwit") as flock:
-        empty_bytes = hosts_bytes(flock)
         frame = way.build(every_key_first(spark, keys, plan.batch_rows), flock, "keys")
         writer = frame.writeStream.format("noop").outputMode(way.output_mode)
         query = writer.option("checkpointLocation", f"{directory}/spark").start()
@@ -91,7 +90,6 @@ def measure(spark: SparkSession, way: Way, keys: int, plan: KeysPlan) -> dict[st
         "batch_ms": median_ms,
         "rows_per_second": plan.batch_rows * 1000 / median_ms,
         "hosts_bytes": full_bytes if godwits else None,
-        "bytes_per_key": (full_bytes - empty_bytes) / keys if godwits else None,
     }
 
 

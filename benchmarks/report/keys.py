@@ -26,8 +26,8 @@ def keys_part(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [
         "## Key-count by number of keys",
         f"Measured on {machine['cores']} cores ({machine['cpu']}), commit {commits}. 2 hosts,",
-        f"{rows[0]['batch_rows']:,} rows a batch. All keys have come before",
-        "rows are measured. B a key: by how much the processes of the hosts have grown, with buffers and the batch. Made by",
+        f"{rows[0]['batch_rows']:,} rows a batch. All keys have come before rows are measured. B a key: what the processes of",
+        "the hosts hold beyond those with the fewest keys, buffers included. Made by",
         "`python -m benchmarks key-count --keys 10000 100000 1000000`.",
         "",
         *keys_lines(rows),
@@ -40,11 +40,14 @@ def keys_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         cells[row["keys"], row["way"]].append(row)
     lines = [HEADING, "|---" * 6 + "|"]
+    fewest = min(row["keys"] for row in rows)
+    fewest_bytes = _middle(cells[fewest, "godwit-native"], "hosts_bytes")
     for keys in sorted({row["keys"] for row in rows}):
         mine, sql = cells[keys, "godwit-native"], cells[keys, "spark-sql"]
         ratio = _middle(mine, "rows_per_second") / _middle(sql, "rows_per_second")
-        memory = f"{_middle(mine, 'hosts_bytes') / 1e6:,.0f} | {_middle(mine, 'bytes_per_key'):,.0f}"
-        lines.append(f"| {keys:,} | {_rate(mine)} | {_rate(sql)} | {ratio:.1f} | {memory} |")
+        held_bytes = _middle(mine, "hosts_bytes")
+        per_key = f"{(held_bytes - fewest_bytes) / (keys - fewest):,.0f}" if keys > fewest else ""
+        lines.append(f"| {keys:,} | {_rate(mine)} | {_rate(sql)} | {ratio:.1f} | {held_bytes / 1e6:,.0f} | {per_key} |")
     return lines
 
 
