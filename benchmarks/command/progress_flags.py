@@ -11,7 +11,7 @@ PROGRESS = """
 The milliseconds of a small batch with Spark's asyncProgressTrackingEnabled and without it: the same rows, processor, session.
 Both ways are interleaved and repeated, and the order changes from pair to pair. batch_ms is the median time of a trigger,
 between_ms the mean time from the beginning of one batch to that of the next, work_ms the median time in which the batch itself
-runs. Each line is a JSON object.
+runs, hosts_ms the time in which all hosts together worked for a batch. Each line is a JSON object.
 """
 EXAMPLES = """
 examples:

@@ -65,7 +65,7 @@ def measure(
         query = writer.start()
         wait_committed(query, warm_up + settings.batches)
         progress = [each for each in query.recentProgress if each["batchId"] >= warm_up]
-        ledger_bytes = sum(one.ledger_bytes for one in flock.status().operators[name].instances.values())
+        instances = list(flock.status().operators[name].instances.values())
         query.stop()
     times = [each["durationMs"]["triggerExecution"] for each in progress]
     began = [datetime.fromisoformat(each["timestamp"]) for each in progress]
@@ -78,7 +78,8 @@ def measure(
         "batch_ms": statistics.median(times),
         "between_ms": round(between_ms, 1),
         "work_ms": statistics.median(each["durationMs"]["addBatch"] for each in progress),
-        "ledger_bytes": ledger_bytes,
+        "hosts_ms": round(sum(one.busy_s for one in instances) * 1_000 / instances[0].batch, 2),
+        "ledger_bytes": sum(one.ledger_bytes for one in instances),
     }
 
 
