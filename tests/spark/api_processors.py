@@ -153,6 +153,40 @@ class FrameSizes(Logic):
         yield from self.emit([{"id": key[0], "sizes": repr(sizes)}])
 
 
+class FrameTypes(Logic):
+    """The names and types of the columns of each DataFrame, and its values."""
+
+    OUTPUT = "id string, types string, values string"
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for frame in rows:
+            types = {name: str(kind) for name, kind in frame.dtypes.items()}
+            yield from self.emit([{"id": key[0], "types": repr(types), "values": repr(frame.to_numpy().tolist())}])
+
+
+class Given(Logic):
+    """Puts out what it is made with, for each key."""
+
+    OUTPUT = "id string, n int"
+
+    def __init__(self, **record: Any) -> None:
+        self.record = record
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        yield {"id": key[0], **self.record}
+
+
+class Interval(Given):
+    """Has an interval in its state."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.gap = handle.getValueState("gap", "gap interval day to second")
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        self.gap.update((dt.timedelta(seconds=1.5),))
+        yield {"id": key[0], "n": (self.gap.get() or (dt.timedelta(),))[0].microseconds}
+
+
 class Passing(Logic):
     """Passes rows on, with their event time shifted by `value` seconds."""
 

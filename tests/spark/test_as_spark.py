@@ -22,7 +22,7 @@ import godwit
 from tests.spark import api_processors as processors
 from tests.spark import journeys
 from tests.spark import processors as api
-from tests.spark.processors import FLAVOURS, FLAVOURS_LONG, Flavour, flavoured
+from tests.spark.processors import FLAVOURS_LONG, Flavour, flavoured
 from tests.spark.side_by_side import Case, Feed, SideBySide, Table
 from tests.spark.test_equivalence import case
 
@@ -202,87 +202,84 @@ def test_the_rows_of_a_key_come_in_dataframes_of_limited_size(engines: SideBySid
     assert given.by_batch() == expected.by_batch()
 
 
-# -- event time of the output ------------------------------------------------------------------------------------------
-
-TIMED = pa.schema({"id": pa.string(), "at": pa.timestamp("us", tz="UTC"), "value": pa.int64()})
-ZERO = dt.datetime(2024, 1, 1)
-
-
-def at(seconds: int) -> dt.datetime:
-    return ZERO + dt.timedelta(seconds=seconds)
-
-
-def passing(flavour: Flavour, **more: Any) -> Case:
-    return case(processors.Passing, flavour, time="eventTime", watermark=("at", "5 seconds"), event_time="out", **more)
-
-
-def counts(frame: DataFrame) -> DataFrame:
-    return frame.groupBy("out").count().select(sf.col("out").cast("string"), "count")
+NAMES = pa.schema({"_n": pa.int64(), "id": pa.string(), "a b": pa.bool_(), "class": pa.int32()})
 
 
 @pytest.mark.feature(
-    "event time", "`eventTimeColumnName`: operators of Spark behind this one use the watermark of its input"
+    "pandas",
+    "a null among whole numbers makes floats of them",
+    spark="for all keys that share an Arrow batch",
+    godwit="for its own key",
 )
+@pytest.mark.feature("pandas", "columns whose names are no identifiers are `_0`, `_1` and so on, by their place")
+def test_nulls_and_names_change_the_columns_of_a_dataframe(engines: SideBySide) -> None:
+    rows: Table = [(1, "a", True, 5), (None, "b", None, 6)]
+    expected, given = engines.both(case(processors.FrameTypes, "pandas"), NAMES, [rows])
+    of_b = ["(\"{'_0': 'float64', 'id': 'object', '_2': 'object', '_3': 'int64'}\", \"[[nan, 'b', None, 6]]\")"]
+    assert given.by_key()["('b',)"] == expected.by_key()["('b',)"] == of_b
+    ((whole,), (parted,)) = (seen.by_key()["('a',)"] for seen in (expected, given))
+    assert "'_0': 'float64'" in whole
+    assert "'_0': 'int64'" in parted
+    assert "[[1, 'a', True, 5]]" in parted
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_an_operator_behind_uses_the_watermark(engines: SideBySide, flavour: Flavour) -> None:
-    batches: list[Table] = [
-        [("a", at(10), 0), ("b", at(15), 0)],
-        [("a", at(11), 0), ("c", at(25), 0)],
-        [("a", at(5), 0), ("a", at(31), 1)],
-        [("a", at(60), 0)],
-    ]
-    chained = passing(flavour)
-    with engines.spark_settings():
-        expected = engines.run(counts(chained.on_spark(engines.feed(TIMED, batches).stream(engines.spark))))
-    frame = chained.on_flock(engines.flock, engines.feed(TIMED, batches).stream(engines.spark), engines.name())
-    given = engines.run(counts(frame))
-    assert sorted(expected.by_key()) == [repr((str(at(each)),)) for each in (10, 11, 15, 25, 32)]
-    assert given.by_batch() == expected.by_batch()
-
-
-@pytest.mark.feature("event time", "an output row that is older than the watermark fails the query")
-def test_an_output_older_than_the_watermark_is_refused(engines: SideBySide) -> None:
-    batches: list[Table] = [[("a", at(100), 0)], [("a", at(101), 0)], [("a", at(102), -50)]]
-    with engines.spark_settings(), pytest.raises(PySparkException, match="EMITTING_ROWS_OLDER_THAN_WATERMARK"):
-        engines.run(passing("row").on_spark(engines.feed(TIMED, batches).stream(engines.spark)))
-    frame = passing("row").on_flock(engines.flock, engines.feed(TIMED, batches).stream(engines.spark), engines.name())
-    with pytest.raises(PySparkException, match="older than the watermark") as caught:
-        engines.run(frame)
-    assert "key=('a',)" in str(caught.value)
-
-
-@pytest.mark.feature("event time", "`eventTimeColumnName` without a watermark, or of no output column, is refused")
-@pytest.mark.parametrize(
-    ("message", "changed"),
-    [
-        ("needs a watermark", {"watermark": None, "time": "none"}),
-        ("not a column of the output", {"event_time": "at"}),
-        ("must be a timestamp", {"event_time": "id"}),
-    ],
+@pytest.mark.feature(
+    "pandas", "`convertToArrowArraySafely` of the session: whether a fraction in a column of whole numbers is refused"
 )
-def test_an_event_time_column_that_cannot_be_is_refused(
-    engines: SideBySide, message: str, changed: dict[str, Any]
-) -> None:
-    words = {"time": "eventTime", "watermark": ("at", "5 seconds"), "event_time": "out"} | changed
-    with pytest.raises(godwit.errors.DefinitionError, match=message):
-        case(processors.Passing, "row", **words).on_flock(
-            engines.flock, engines.feed(TIMED).stream(engines.spark), engines.name()
-        )
+@pytest.mark.parametrize("safely", ["true", "false"])
+def test_fractions_are_cut_off_where_the_session_says_so(engines: SideBySide, safely: str) -> None:
+    halves = case(processors.Given, "pandas", settings={"n": 1.5})
+    with settings(engines.spark, spark__sql__execution__pandas__convertToArrowArraySafely=safely):
+        if safely == "false":
+            expected, given = engines.both(halves, NUMBERED, [[("a", 1)]])
+            assert given.rows == expected.rows == [(0, ("a", 1))]
+            return
+        feed = engines.feed(NUMBERED, [[("a", 1)]])
+        with engines.spark_settings(), pytest.raises(PySparkException, match="Failed to convert the value"):
+            engines.run(halves.on_spark(feed.stream(engines.spark)))
+        with pytest.raises(PySparkException, match="Failed to convert the value"):
+            engines.run(halves.on_flock(engines.flock, feed.stream(engines.spark), engines.name()))
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.feature(
-    "event time",
-    "`eventTimeColumnName` in front of a second operator of the flock that uses event time",
-    spark="the second operator has the watermark of the query",
-    godwit="refused: the second operator needs `withWatermark` of its own",
+    "outputs",
+    "a fraction in a column of whole numbers, in a Row",
+    spark="cut off",
+    godwit="refused (`GODWIT-OUTPUT-MISMATCH`), with column and value",
 )
-def test_a_carried_watermark_is_not_for_another_operator_of_the_flock(engines: SideBySide) -> None:
-    first = passing("row").on_flock(engines.flock, engines.feed(TIMED).stream(engines.spark), engines.name())
-    with pytest.raises(godwit.errors.DefinitionError, match="carries the watermark of operator 'operator-"):
-        case(processors.Passing, "row", time="eventTime").on_flock(
-            engines.flock, first.withColumnRenamed("out", "at").withColumn("value", sf.lit(0)), engines.name()
-        )
+@pytest.mark.feature(
+    "outputs",
+    "a Row that lacks a column and has a field that is no column",
+    spark="null",
+    godwit="refused: the name may be misspelt",
+)
+@pytest.mark.parametrize(
+    ("record", "value", "said"),
+    [({"n": 1.5}, 1, "column 'n' is declared as int32"), ({"m": 1}, None, "no field for output column 'n'")],
+)
+def test_rows_that_do_not_fit_the_output_schema(
+    engines: SideBySide, record: dict[str, Any], value: int | None, said: str
+) -> None:
+    odd, feed = case(processors.Given, "row", settings=record), engines.feed(NUMBERED, [[("a", 1)]])
+    with engines.spark_settings():
+        assert engines.run(odd.on_spark(feed.stream(engines.spark))).rows == [(0, ("a", value))]
+    with pytest.raises(PySparkException, match=said):
+        engines.run(odd.on_flock(engines.flock, feed.stream(engines.spark), engines.name()))
+
+
+@pytest.mark.feature(
+    "state", "intervals (`interval day to second`)", spark="refused, when the query starts", godwit="taken"
+)
+def test_intervals_in_state(engines: SideBySide) -> None:
+    timed, feed = case(processors.Interval, "row"), engines.feed(NUMBERED, [[("a", 1)]])
+    with engines.spark_settings(), pytest.raises(PySparkException, match="Unexpected type DayTimeIntervalType"):
+        engines.run(timed.on_spark(feed.stream(engines.spark)))
+    given = engines.run(timed.on_flock(engines.flock, feed.stream(engines.spark), engines.name()))
+    assert given.rows == [(0, ("a", 500_000))]
 
 
 # -- initial state -----------------------------------------------------------------------------------------------------

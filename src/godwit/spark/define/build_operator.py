@@ -27,7 +27,7 @@ from godwit.spark.define.operator_definition import (
     check_frame,
     checked_name,
 )
-from godwit.spark.define.output_watermark import DELAY, FROM_OPERATOR, check_output_watermark
+from godwit.spark.define.output_watermark import DELAY, FROM_OPERATOR, check_output_watermark, united_watermarks
 from godwit.spark.pyspark_api.call_settings import CallSettings, SparkSettings
 from godwit.spark.pyspark_api.schemas import arrow_schema, input_schema, parse_ddl, session_zone
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
@@ -127,6 +127,12 @@ def _event_time(frame: DataFrame, time_mode: TimeMode) -> tuple[str | None, int]
             if not marked
             else f"columns {', '.join(field.name for field in marked)} all have a watermark, and there must be one",
             todo="Call withWatermark(column, delay) on the input once, and do not drop that column",
+        )
+    if (count := united_watermarks(frame)) > 1:
+        raise DefinitionError(
+            f"the input is a union of {count} streams with watermarks, and an operator of a flock has one watermark: rows of a "
+            "stream that is behind the others would be late",
+            todo=f"Call withWatermark({marked[0].name!r}, delay) once, on the union",
         )
     return marked[0].name, int(marked[0].metadata[DELAY])
 

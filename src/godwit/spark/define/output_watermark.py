@@ -58,6 +58,19 @@ def _delay_ms(frame: Any) -> int | None:
     return None if delay is None else int(logical.EventTimeWatermark.getDelayMs(delay))
 
 
+def united_watermarks(frame: Any) -> int:
+    """How many watermarks meet in a union of the input, at least 1. In Spark the slowest of them counts."""
+    return max(_united(frame._jdf.queryExecution().analyzed()), 1)
+
+
+def _united(node: Any) -> int:
+    if node.nodeName() == "EventTimeWatermark":
+        return 1
+    children = node.children()
+    counts = [_united(children.apply(at)) for at in range(children.size())]
+    return sum(counts) if node.nodeName() == "Union" else max(counts, default=0)
+
+
 def _delays(node: Any) -> Iterator[Any]:
     if node.nodeName() == "EventTimeWatermark":
         yield node.delay()
