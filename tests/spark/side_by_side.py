@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -60,17 +60,21 @@ class Seen:
 
 
 class Feed:
-    """A directory whose files are the batches of a stream."""
+    """A directory whose files are the batches of a stream: a batch is so many files, among which its rows are dealt."""
 
-    def __init__(self, directory: Path, schema: pa.Schema) -> None:
+    def __init__(self, directory: Path, schema: pa.Schema, files: int = 1) -> None:
         self._directory = directory
         self._schema = schema
+        self._files = files
         self._count = 0
         directory.mkdir(parents=True)
 
     def add(self, rows: Table) -> None:
-        columns = list(zip(*rows, strict=True))
-        arrays = [pa.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
+        for part in range(self._files):
+            self._write(rows[part :: self._files])
+
+    def _write(self, rows: Table) -> None:
+        arrays = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(self._schema.types)]
         hidden = self._directory / f".{self._count:04}.parquet"
         pq.write_table(pa.table(arrays, schema=self._schema), hidden)
         os.utime(hidden, (1_000_000 + self._count,) * 2)  # the file source goes by modification time
@@ -78,7 +82,7 @@ class Feed:
         self._count += 1
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        reader = spark.readStream.schema(self._spark_schema(spark)).option("maxFilesPerTrigger", 1)
+        reader = spark.readStream.schema(self._spark_schema(spark)).option("maxFilesPerTrigger", self._files)
         return reader.parquet(str(self._directory))
 
     def batch(self, spark: SparkSession) -> DataFrame:
@@ -100,7 +104,7 @@ class Case:
     pandas: bool = False
     mode: str = "append"
     time: str = "none"
-    initial: DataFrame | None = None
+    initial: Any = None  # rows, or the state of another query
     watermark: tuple[str, str] | None = None
     event_time: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -112,8 +116,8 @@ class Case:
     def _marked(self, frame: DataFrame) -> DataFrame:
         return frame.withWatermark(*self.watermark) if self.watermark else frame
 
-    def _grouped(self) -> GroupedData | None:
-        return None if self.initial is None else self.initial.groupBy(*self.keys)
+    def _grouped(self) -> Any:
+        return self.initial.groupBy(*self.keys) if isinstance(self.initial, DataFrame) else self.initial
 
     def on_spark(self, frame: DataFrame) -> DataFrame:
         call = getattr(self._marked(frame).groupBy(*self.keys), self._method)
@@ -146,8 +150,8 @@ class SideBySide:
         self._root = root
         self._numbers = itertools.count()
 
-    def feed(self, schema: pa.Schema, batches: Sequence[Table] = ()) -> Feed:
-        feed = Feed(self._root / f"feed-{next(self._numbers)}", schema)
+    def feed(self, schema: pa.Schema, batches: Sequence[Table] = (), files: int = 1) -> Feed:
+        feed = Feed(self._root / f"feed-{next(self._numbers)}", schema, files)
         for rows in batches:
             feed.add(rows)
         return feed
