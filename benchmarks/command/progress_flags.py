@@ -31,8 +31,8 @@ def add(kinds: Any, kind: Any) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from benchmarks.experiments.progress_tracking import WAYS, TrackingSettings, series
     from benchmarks.running.record import keep, say
+    from benchmarks.spark_settings.progress_tracking import WAYS, TrackingSettings, series
 
     settings = TrackingSettings(given.rows, given.batches, given.interval_ms, given.hosts).checked()
     times: dict[str, list[float]] = {way: [] for way in WAYS}

@@ -42,8 +42,8 @@ def add(kinds: Any, kind: Any) -> None:
 def _tuning(given: argparse.Namespace) -> int:
     if given.runs < 1:
         raise DefinitionError("--runs must be 1 or more")
-    from benchmarks.experiments.tuning import TuningSettings, series
     from benchmarks.running.record import keep
+    from benchmarks.spark_settings.tuning import TuningSettings, series
 
     settings = TuningSettings(given.batches, given.batch_rows, given.rate, given.seconds).checked()
     with watching() as watch:

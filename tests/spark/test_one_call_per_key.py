@@ -74,6 +74,7 @@ def test_a_batch_dataframe(engines: SideBySide, flavour: Flavour) -> None:
     assert ("a", "timer", "3") in expected
 
 
+@pytest.mark.feature("batch DataFrames", "timers of initial state fire, also for keys without rows")
 def test_timers_that_initial_state_has_set_fire_on_a_batch_dataframe(engines: SideBySide) -> None:
     """Also those of keys without rows: most partitions have no rows here."""
     initial = engines.spark.createDataFrame([(f"k{n}", n, "") for n in range(20)], "id string, start long, note string")

@@ -6,8 +6,8 @@ import pytest
 
 import godwit
 from benchmarks.command.tuning_flags import summary
-from benchmarks.experiments.tuning import ALL, EVERYTHING, NEEDED, NO_JAVA, TuningSettings, left_out
 from benchmarks.running.triggers import MICRO_BATCH, REAL_TIME, Trigger
+from benchmarks.spark_settings.tuning import ALL, EVERYTHING, NEEDED, NO_JAVA, TuningSettings, left_out
 from godwit.errors import DefinitionError
 
 
