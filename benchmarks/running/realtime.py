@@ -1,9 +1,9 @@
 """A query with Spark's real-time trigger between two Kafka topics, under open-loop load.
 
-Decides how rows get in and out. In: a process of its own (`feeder`) puts each row into a topic when it is due. Out: a thread
-reads the second topic and notes when each record came. So the latency of a row is what a reader of the topic sees: from the
-time at which the row was due until its result has come. A query that is started again reads the first topic from where its
-checkpoint says, so results of an uncommitted batch come again: the first time counts. This module must not know what is moved
+Decides how rows get in and out. In: a process of its own (`feeder`) puts each row into a topic when it is due. Out: another one
+(`reader`) reads the second topic and notes when each record came. So the latency of a row is what a reader of the topic sees:
+from the time at which the row was due until its result has come. A query that is started again reads the first topic from where
+its checkpoint says, so results of an uncommitted batch come again: the first time counts. This module must not know what is moved
 or when.
 """
 
@@ -22,13 +22,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType, TimestampType
 
+from benchmarks.running.reader import unpacked
 from benchmarks.running.record import ROOT
 from benchmarks.running.session import broker
 from godwit.testing import open_loop
@@ -41,9 +41,6 @@ LEAD_S: Final = 3.0  # from the start of the query until the first row is due: S
 BATCH_S_MIN: Final = 5.0  # Spark refuses less
 BATCH_MORE_S: Final = 2.0
 CAUGHT_UP_S: Final = 0.1
-READ_AT_ONCE: Final = 2_000
-WAIT_S: Final = 0.2
-CONSUMER: Final = {"group.id": "benchmark", "enable.auto.commit": False, "fetch.wait.max.ms": 20, "fetch.min.bytes": 1}
 RUN: Final = "run"
 
 
@@ -132,23 +129,16 @@ class Received:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._came: list[tuple[bytes, float]] = []
         self._changed = threading.Condition()
-        self._stopping = threading.Event()
-        self._consumer = Consumer(CONSUMER | {"bootstrap.servers": broker().bootstrap})
-        self._consumer.assign([TopicPartition(topic, lane, 0) for lane in range(lanes)])
+        command = [sys.executable, "-m", "benchmarks.running.reader", broker().bootstrap, topic, str(lanes)]
+        self._reader = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
-        """`consume` waits until it has as many records as it was asked for; so it is asked for those that are there."""
-        while not self._stopping.is_set():
-            first = self._consumer.poll(WAIT_S)
-            if first is None:
-                continue
-            at_s = time.time()
-            records = [first, *self._consumer.consume(READ_AT_ONCE, 0)]
-            came = [(record.value() or b"", at_s) for record in records if record.error() is None]
+        assert self._reader.stdout is not None, "it is a pipe"
+        for at_s, records in unpacked(self._reader.stdout):
             with self._changed:
-                self._came += came
+                self._came += [(record, at_s) for record in records]
                 self._changed.notify_all()
 
     @property
@@ -179,9 +169,9 @@ class Received:
         return first_sent(pa.table([*columns, left], [*self._schema.names, "left"]))
 
     def close(self) -> None:
-        self._stopping.set()
+        self._reader.kill()
+        self._reader.wait()
         self._thread.join()
-        self._consumer.close()
 
 
 def _parsed(texts: Any, kind: pa.DataType) -> Any:

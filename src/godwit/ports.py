@@ -56,6 +56,9 @@ class Machine:
     def now_s(self) -> float:
         return time.monotonic()
 
+    def worked_s(self) -> float:
+        return time.thread_time()
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -128,6 +131,11 @@ def thread_id() -> int:
 def now_s() -> float:
     """A monotonic clock; only differences of its values mean something."""
     return _world.now_s()
+
+
+def worked_s() -> float:
+    """How long this thread has had a core; only differences of its values mean something."""
+    return _world.worked_s()
 
 
 def sleep(seconds: float) -> None:

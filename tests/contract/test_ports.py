@@ -375,3 +375,16 @@ def test_what_is_written_is_in_the_file() -> None:
         ports.fsync(fd)
         os.close(fd)
         assert path.read_bytes() == b"abcd"
+
+
+# -- work ------------------------------------------------------------------------------------------------------------
+
+
+@in_both_worlds
+def test_a_thread_that_sleeps_does_not_work() -> None:
+    """And no thread works for longer than the clock goes on."""
+    began_s, worked_s = ports.now_s(), ports.worked_s()
+    ports.sleep(SOON_S)
+    sum(range(10_000))
+    worked_s = ports.worked_s() - worked_s
+    assert 0 <= worked_s < ports.now_s() - began_s

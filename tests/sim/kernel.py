@@ -316,6 +316,9 @@ class Kernel:
     def now_s(self) -> float:
         return self.time_s
 
+    def worked_s(self) -> float:
+        return 0.0  # no time passes while a thread works
+
     def sleep(self, seconds: float) -> None:
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")

@@ -29,11 +29,19 @@ class Clock(ports.Machine):
     def __init__(self) -> None:
         super().__init__()
         self.time_s = 0.0
+        self.work_s = 0.0
         self.late_s = 0.0
         self.slept_s = 0.0
 
     def now_s(self) -> float:
         return self.time_s
+
+    def worked_s(self) -> float:
+        return self.work_s
+
+    def work(self, seconds: float) -> None:
+        self.work_s += seconds
+        self.time_s += seconds
 
     def sleep(self, seconds: float) -> None:
         self.slept_s += seconds
@@ -54,7 +62,7 @@ def slices(
     began_s = clock.time_s
     for _ in range(count):
         with turns.working():
-            clock.time_s += took_s
+            clock.work(took_s)
         if rows:
             chunks.enter()
             chunks.leave()
@@ -101,7 +109,7 @@ def test_a_slice_has_as_many_keys_as_fit_its_time(clock: Clock) -> None:
     def after(seconds_per_key: float) -> int:
         for _ in range(20):
             with turns.working():
-                clock.time_s += turns.items * seconds_per_key
+                clock.work(turns.items * seconds_per_key)
             turns.count(turns.items)
             turns.wait()
         return turns.items
@@ -116,7 +124,7 @@ def test_one_slice_that_was_interrupted_halves_the_next_one_at_most(clock: Clock
     turns = Turns(chunks)
     before = turns.items
     with turns.working():
-        clock.time_s += 1.0
+        clock.work(1.0)
     turns.count(turns.items)
     turns.wait()
     assert turns.items == before // 2
@@ -208,9 +216,20 @@ def test_a_target_tells_how_long_it_has_worked_on_a_slice_and_whether_rows_left_
     for _ in range(3):
         time_of.begin()
         with time_of:
-            clock.time_s += 0.002
+            clock.work(0.002)
     assert time_of.end() == (6.0, False)
     chunks.enter()
     time_of.begin()
     assert time_of.end() == (0.0, True)
     assert time_of.end() == (0.0, False)
+
+
+def test_a_slice_that_waited_for_a_core_is_not_followed_by_a_longer_pause(clock: Clock) -> None:
+    chunks = ChunksInside()
+    turns = Turns(chunks)
+    with turns.working():
+        clock.work(SLICE_S)
+        clock.time_s += 1.0
+    chunks.enter()
+    chunks.leave()
+    assert turns.pause_s() < 10 * SLICE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 from pyspark import TaskContext
@@ -17,6 +18,8 @@ TAKEOVER_TIMEOUT_S = 600.0  # the other hosts may have a large log to read
 
 def serve(config: HostConfig) -> None:
     """Serve until stopped. An error that ends the host goes to its directory and to the controller, where users see it."""
+    gc.collect()
+    gc.freeze()  # what a Python worker of Spark has imported: to look through it would stop all rows for 20 ms, again and again
     host = Host(config, lambda: time.time_ns() // 1_000_000)
     try:
         if not _is_taken_over(config):
