@@ -3,8 +3,8 @@
 Decides how rows get in and out. In: a process of its own (`feeder`) puts each row into a topic when it is due. Out: another one
 (`reader`) reads the second topic and notes when each record came. So the latency of a row is what a reader of the topic sees:
 from the time at which the row was due until its result has come. A query that is started again reads the first topic from where
-its checkpoint says, so results of an uncommitted batch come again: the first time counts. This module must not know what is moved
-or when.
+its checkpoint says, so results of an uncommitted batch come again: the first time counts. This module must not know what is
+moved or when.
 """
 
 from __future__ import annotations
