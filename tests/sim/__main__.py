@@ -7,6 +7,7 @@ strings hash alike.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tests.sim.run import Result, Run, run_seed
 
 STORY_LINES = 60
 HASH = "PYTHONHASHSEED"
+logging.getLogger("godwit").addHandler(logging.NullHandler())  # faults are simulated: nobody need be warned of them
 
 
 def results(first: int, seeds: int, protocol: str | None, jobs: int) -> Iterator[Result]:
