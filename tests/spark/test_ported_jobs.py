@@ -271,13 +271,13 @@ def shown(ported: Ported, read: Any) -> dict[str, list[str]]:
 
 
 def theirs(engines: SideBySide, ported: Ported, checkpoint: Path) -> dict[str, list[str]]:
-    reader = engines.spark.read.format
-    return shown(ported, lambda options: reader("statestore").options(**options).load(str(checkpoint)))
+    spark = engines.spark
+    return shown(ported, lambda options: spark.read.format("statestore").options(**options).load(str(checkpoint)))
 
 
 def ours(engines: SideBySide, ported: Ported, name: str, checkpoint: Path) -> dict[str, list[str]]:
-    reader = engines.spark.read.format
-    return shown(ported, lambda options: reader("godwit").options(operator=name, **options).load(str(checkpoint)))
+    reader = lambda options: engines.spark.read.format("godwit").options(operator=name, **options)  # noqa: E731
+    return shown(ported, lambda options: reader(options).load(str(checkpoint)))
 
 
 @pytest.mark.feature(
