@@ -226,6 +226,9 @@ def test_what_does_not_fit_is_refused_in_plain_words(spark: SparkSession, tmp_pa
         try:
             with pytest.raises(CheckpointMismatch, match="still runs with the checkpointLocation"):
                 define(9, Counting(), "old")
+            for same in (f"{tmp_path}/old/", f"file://{tmp_path}/old", f"{tmp_path}/feed/../old"):
+                with pytest.raises(CheckpointMismatch, match="still runs with the checkpointLocation"):
+                    godwit.spark_state(spark, same).start()
         finally:
             query.stop()
         frame = define(10, Counting(), "old")

@@ -56,10 +56,10 @@ class Folder:
         path = self._jvm.org.apache.hadoop.fs.Path(self.path)
         return self._jvm.org.apache.hadoop.fs.Path(path, name) if name else path
 
-    @property
-    def qualified(self) -> str:
-        """The path with its file system: the same for all ways to write an absolute or relative path."""
-        return str(self._files.makeQualified(self._at("")).toString())
+    def same_as(self, other: Folder) -> bool:
+        """Whether both are one directory, however their paths are written."""
+        one, two = (str(folder._files.makeQualified(folder._at("")).toString()) for folder in (self, other))
+        return one == two
 
     @_explained
     def exists(self, name: str = "") -> bool:

@@ -65,8 +65,7 @@ class SparkCheckpoint:
     def check_stopped(self) -> None:
         """Raise if the query runs in this application. A query of another application cannot be seen from here."""
         active = active_query(self._spark, self.query)
-        root = None if active is None else str(active.resolvedCheckpointRoot()).removeprefix("file:")
-        if root is not None and root == self.folder.path.removeprefix("file:"):
+        if active is not None and Folder(self._spark, active.resolvedCheckpointRoot()).same_as(self.folder):
             raise CheckpointMismatch(
                 f"the query {self.query} still runs with the checkpointLocation {self.folder.path}",
                 todo="Stop the query first (query.stop()), then take its state over",

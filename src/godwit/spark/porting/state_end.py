@@ -36,7 +36,7 @@ class StateEnd:
     def check(self, source: SparkCheckpoint) -> None:
         """Raise if this checkpointLocation does not end where the state ends: rows would be lost or count twice."""
         folder = source.folder
-        if Folder(folder.spark, self.checkpoint).qualified != folder.qualified:
+        if not Folder(folder.spark, self.checkpoint).same_as(folder):
             raise CheckpointMismatch(
                 f"the state belongs to the query with the checkpointLocation {self.checkpoint}, not {folder.path}",
                 todo=f"Give {self.checkpoint} as the checkpointLocation of the flock's query",
