@@ -13,12 +13,14 @@ from __future__ import annotations
 import logging
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructField, StructType
 
@@ -29,6 +31,7 @@ SOURCE: Final = "RowsAsTheyCome.java"
 ROWS_MAX: Final = 4096  # of a packet
 GAP_MICROS: Final = 1_500  # between two packets of a lane, at least
 WITH_JAVA: Final = "spark.godwit.java"  # false: load no code into the JVM
+MODERN_DATES: Final = "spark.sql.datetime.java8API.enabled"
 ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _log: Final = logging.getLogger("godwit.operators")
 
@@ -61,7 +64,21 @@ def _in_packets(frame: DataFrame, packing: Any, tick_ms: int) -> DataFrame:
     given = spark.sparkContext._gateway.new_array(spark._jvm.java.lang.Object, 1)
     given[0] = f"{ROWS_MAX} {GAP_MICROS} {tick_ms} {len(nullable)}"
     made = packing.getConstructors()[0].newInstance(given)
-    return DataFrame(frame._jdf.mapPartitions(made, spark._jvm.org.apache.spark.sql.Encoders.row(schema)), spark)
+    with _dates_of_one_calendar(spark):
+        rows: Any = frame._jdf.toDF()
+        packed = rows.mapPartitions(made, spark._jvm.org.apache.spark.sql.Encoders.row(schema))
+    return DataFrame(packed, spark)
+
+
+@contextmanager
+def _dates_of_one_calendar(spark: SparkSession) -> Iterator[None]:
+    """By default, days and instants are objects of a calendar in which ten days of the year 1582 are missing."""
+    before = spark.conf.get(MODERN_DATES)
+    spark.conf.set(MODERN_DATES, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(MODERN_DATES, str(before))
 
 
 def _one_by_one(frame: DataFrame) -> DataFrame:
