@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -169,8 +170,11 @@ def test_the_end_of_a_step_is_not_taken_for_all_of_it(pair: Pair, monkeypatch: p
 
 
 @pytest.mark.parametrize("protocol", ["pause", "fetch", "standby"])
-def test_nothing_of_a_step_comes_after_it_was_aborted(pair: Pair, protocol: str) -> None:
+def test_nothing_of_a_step_comes_after_it_was_aborted(
+    pair: Pair, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another step is released and not confirmed, so the connection stays; what was to be shipped of this one does not go."""
+    monkeypatch.setitem(PROTOCOLS, protocol, replace(PROTOCOLS[protocol], parcel_bytes=0))  # small steps stay apart
     halves = Units(frozenset((0, 1))), Units(frozenset((2, 3)))
     pair.back = kind_is("step_served")
     pair.there = lambda note: note["kind"] == "step_state" and note["step"] == 1
