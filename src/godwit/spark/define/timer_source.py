@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,7 +36,23 @@ def register(spark: SparkSession) -> None:
     """Once for each session: Spark warns of a source that takes the place of another one."""
     session: Any = spark._jsparkSession
     if not session.sessionState().dataSourceManager().dataSourceExists(FORMAT):
-        spark.dataSource.register(TimerSource)
+        with _active(spark):
+            spark.dataSource.register(TimerSource)
+
+
+@contextmanager
+def _active(spark: Any) -> Iterator[None]:
+    """Spark refuses a name that the active session has, though another session registers it."""
+    sessions = spark._get_j_spark_session_class(spark._jvm)
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def ticks(spark: SparkSession, route: Route) -> DataFrame:
