@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 from unittest.mock import patch
 
+from godwit import ports
 from godwit.migration import PROTOCOLS, origin, target
 from godwit.migration.events import AbortReported, Declined, Missing, ReleaseReported
 from godwit.model.fired_lanes import FiredLanes
@@ -207,6 +208,7 @@ def copy_and_replay() -> Iterable[Change]:
 
     def late(shipment: Shipment, step: int, keys: list[Any]) -> Queued:
         def bodies() -> Iterator[Any]:
+            ports.sleep(0.01)  # rows come in between
             yield from state(shipment, step, keys).bodies or ()
 
         return Queued(messages.StepState(step), bodies())
