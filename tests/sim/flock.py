@@ -237,8 +237,9 @@ class Flock:
     # -- looking in, from outside the world --------------------------------------------------------------------------
 
     def shared(self, host: str, operator: str) -> Any:
-        instances = getattr(self.hosts[host][1], "_instances", None)
-        return None if instances is None else instances.get(operator)
+        """None until the host has read its whole log: before that, its memory is of an earlier time."""
+        one = self.hosts[host][1]
+        return one._instances.get(operator) if hasattr(one, "_moves") else None
 
     def ownership(self, host: str, operator: str) -> Ownership | None:
         shared = self.shared(host, operator)
