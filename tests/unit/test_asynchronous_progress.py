@@ -202,6 +202,21 @@ def test_a_run_that_cuts_batches_in_other_places_is_answered_with_what_was_said_
     assert instance.state.key_count == 1
 
 
+def test_a_batch_of_an_earlier_run_is_not_said_to_be_complete() -> None:
+    """It may have been completed at some hosts only. A router took the others for hosts that had lost the end of their log."""
+    instance = instance_of(Sum())
+    for batch in range(2):
+        begun = instance.open(ref("run-1", batch), "0", 0, with_option).begun
+        assert begun["before"] is None
+    for batch in range(3):
+        begun = instance.open(ref("run-2", batch), "0", 0, with_option).begun
+        assert begun["before"] is None
+    plain = instance_of(Sum())
+    for batch in range(2):
+        begun = plain.open(ref("run-1", batch), "0", 0, lambda *_: False).begun
+    assert begun["before"] == 0
+
+
 def test_a_later_run_may_bring_a_row_with_other_values_and_within_a_run_that_is_refused() -> None:
     """A column with current_timestamp has another value in every batch. The row was applied once, with its first value."""
     instance = instance_of(Sum())

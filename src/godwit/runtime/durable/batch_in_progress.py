@@ -63,6 +63,14 @@ class BatchInProgress:
 
     # -- as a mark ---------------------------------------------------------------------------------------------------
 
+    @property
+    def completed_before(self) -> int | None:
+        """The batch before this one, which all hosts have completed. None if nobody can say.
+
+        Where rows outlast their batch, a run may begin before batches that another run has completed at some hosts only.
+        """
+        return None if self.progress.lasting else self.before
+
     def to_mark(self) -> dict[str, Any]:
         return {
             "batch": self.progress.batch,

@@ -105,7 +105,7 @@ class LaneRequests:
         # Whether a row behind the watermark is late depends on the processor, too: that is decided row by row.
         by_event = late_us(batch.times, memory.spec) is not None
         work.begun = {"merge": batch.merge, "late_us": batch.times.late_ms * 1000 if by_event else None}
-        work.begun |= {"before": batch.before}
+        work.begun |= {"before": batch.completed_before}
 
         def install() -> None:
             if unknown and before.lasting:

@@ -208,7 +208,7 @@ class Heir:
 
     def _check_committed(self, operator: str, lost: LostOperator) -> None:
         """A batch that was committed here was committed at the lost host too. If its log lacks that batch, its end is lost."""
-        before = self._instances[operator].instance.batch.before
+        before = self._instances[operator].instance.batch.completed_before
         if before is not None and not lost.joined and lost.progress.batch < before:
             raise batch_lost(self.lost, operator, lost.progress.batch, before)
 
