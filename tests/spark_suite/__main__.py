@@ -17,6 +17,7 @@ from pathlib import Path
 FOLDER = "python/pyspark/sql/tests/pandas"
 MODULES = ("transform_with_state", "transform_with_state_state_variable")
 PLUGIN = "tests.spark_suite.through_flock"
+PROTOCOLS = ("live", "live-unordered", "push", "fetch", "pause", "standby")  # restart stops the query, which a test owns
 SECONDS_MAX = 240  # for one test
 
 
@@ -24,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.spark_suite", description=__doc__)
     parser.add_argument("git_dir", type=Path, help="a git directory of Apache Spark's repository")
     parser.add_argument("--commit", default="HEAD", help="of that repository (HEAD)")
-    parser.add_argument("--moves", default="", metavar="PROTOCOL", help="move keys all the time, with this protocol")
+    parser.add_argument("--moves", default="", choices=PROTOCOLS, help="move keys all the time, with this protocol")
     parser.add_argument("--engine", choices=("godwit", "spark"), default="godwit", help="spark: the tests as they are")
     given, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as root:
