@@ -460,17 +460,6 @@ def commit_of_another_run() -> Iterable[Change]:
     return [(Ledger, "next_run", nothing)]
 
 
-@hole("a target takes no rows of batches that are over for the target", "I2 I3 I4 I6")
-def rows_stay_behind() -> Iterable[Change]:
-    take = Copies.ledger
-
-    def of_its_batch(copies: Copies, message: messages.StepLedger, body: Any) -> None:
-        if message.progress.same_attempt(copies._shared.instance.progress):
-            take(copies, message, body)
-
-    return [(Copies, "ledger", of_its_batch)]
-
-
 @hole(
     "rows that change places within a run go to hosts that have not seen their numbers, and are applied again",
     "I2 I3 I4",

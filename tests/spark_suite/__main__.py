@@ -17,7 +17,14 @@ from pathlib import Path
 FOLDER = "python/pyspark/sql/tests/pandas"
 MODULES = ("transform_with_state", "transform_with_state_state_variable")
 PLUGIN = "tests.spark_suite.through_flock"
-PROTOCOLS = ("live", "live-unordered", "push", "fetch", "pause", "standby")  # restart stops the query, which a test owns
+PROTOCOLS = (
+    "live",
+    "live-unordered",
+    "push",
+    "fetch",
+    "pause",
+    "standby",
+)  # restart stops the query, which a test owns
 SECONDS_MAX = 240  # for one test
 
 
