@@ -83,9 +83,8 @@ class LaneRequests:
     ) -> InstallInMemory:
         memory, before = self._memory, self._memory.progress
         batch, verdict = memory.batch, before.judge(request)
-        if (
-            unknown := verdict is Verdict.UNKNOWN_RUN
-        ):  # admitted above; what is applied here of the batch, the ledger knows
+        # An unknown run was admitted above. The ledger knows which rows of the batch are applied here.
+        if unknown := verdict is Verdict.UNKNOWN_RUN:
             batch.progress = before.admit(request, asynchronous, drained=not memory.ledger.lanes)
             batch.merge = memory.spec.merge
             batch.spoiled = "" if before.lasting else batch.spoiled  # nothing is reverted, which would have done this
