@@ -14,6 +14,7 @@ from operator import attrgetter
 import pyarrow as pa
 
 from godwit.model.ownership import Ownership
+from godwit.model.watermark import BatchWatermark
 from godwit.runtime.processor.spec import OperatorSpec
 from godwit.state.codec import compile_codec
 from tests.sim.flock import Flock
@@ -26,11 +27,18 @@ _VERSION = attrgetter("version")
 _STATE = compile_codec(pa.schema(list(Bells.state.items())))
 
 
+UNSEEN_MS = 150  # by so much the watermark of a query is ahead, because of rows that no operator gets to see
+
+
 class EventTime:
-    """Spark's watermark: rows up to `late_ms`, that of the batch before, are late, and timers fire up to it."""
+    """Spark's watermark: rows up to `late_ms`, that of the batch before, are late, and timers fire up to it.
+
+    The watermark of a query is one that hosts cannot compute from the rows that reach them.
+    """
 
     def __init__(self, spec: OperatorSpec) -> None:
-        self._delay_ms, self._lead = spec.delay_ms, max if spec.watermark_policy == "max" else min
+        self._delay_ms, self._lead = spec.delay_ms, min if spec.watermark_policy == "min" else max
+        self._ahead_ms = UNSEEN_MS if spec.watermark_policy == "query" else 0
         self._lanes: dict[int, int] = {}
         self.watermark_ms = 0
         self.late_ms = 0
@@ -41,7 +49,10 @@ class EventTime:
                 self._lanes[lane] = max(self._lanes.get(lane, 0), *(at_ms for _, _, at_ms in rows))
         self.late_ms = self.watermark_ms
         lead_ms = self._lead(self._lanes.values(), default=0)
-        self.watermark_ms = max(self.watermark_ms, lead_ms - self._delay_ms)
+        self.watermark_ms = max(self.watermark_ms, lead_ms - self._delay_ms + self._ahead_ms)
+
+    def given(self) -> BatchWatermark:
+        return BatchWatermark(self.watermark_ms, self.late_ms)
 
 
 def merged(rows: list[Row]) -> list[Row]:
@@ -64,6 +75,7 @@ class Checks:
         self._flock, self._spec, self._operator, self._keys = flock, spec, spec.name, keys
         self._by_key = spec.partitions > 0
         self._time = EventTime(spec)
+        flock.watermarks[spec.name] = self._time.given
         self._counts = dict.fromkeys(keys, 0)  # rows whose outputs are committed
         self._rings = dict.fromkeys(keys, 0)  # timers
         self._timers: dict[int, set[int]] = {key: set() for key in keys}  # that are to fire

@@ -18,12 +18,13 @@ from godwit.errors import GodwitError, HostUnavailable, StaleRun
 from godwit.model.ownership import Ownership, Stand
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
+from godwit.model.watermark import BatchWatermark
 from godwit.runtime.controller import Controller, DriverAnswers
 from godwit.runtime.host.host import Host, HostConfig
 from godwit.runtime.liveness.heartbeat_datagrams import HeartbeatReceiver
 from godwit.runtime.liveness.leases import host_directory, read_lease, write_owner
 from godwit.runtime.liveness.wills import read_will
-from godwit.runtime.messages import Admit, NoteCommitted, RunAdmitted
+from godwit.runtime.messages import Admit, GetWatermark, NoteCommitted, RunAdmitted, SparkWatermark
 from godwit.runtime.processor.spec import Operator
 from godwit.runtime.router.routing_table import write_routing
 from godwit.runtime.takeover import rescue
@@ -60,6 +61,10 @@ class Flock:
         self.recovering: set[str] = set()
         self.tables = {name: plan.first.joined(plan.hosts) for name in self.operators}
         self.runs: set[str] = set()  # those that Spark would call active
+        self.batches: dict[str, int] = {}  # by run: the batch that Spark is in
+        self.watermarks: dict[
+            str, Callable[[], BatchWatermark]
+        ] = {}  # by operator: Spark's, of the batch that it is in
         self.asynchronous: set[str] = set()  # queries whose progress Spark tracks asynchronously
         self.migrations: set[str] = set()  # that the driver follows
         self.standing: dict[str, tuple[str, str, str, Units]] = {}  # standbys: operator, origin, target, what is copied
@@ -73,7 +78,13 @@ class Flock:
         self.driver = kernel.process("driver", "driver", self._drive)
 
     def _drive(self) -> None:
-        answers = DriverAnswers(self._admit, list, taken_over=self.lost.__contains__, backup_peer=self._peer_of)
+        answers = DriverAnswers(
+            self._admit,
+            list,
+            taken_over=self.lost.__contains__,
+            backup_peer=self._peer_of,
+            watermark=self._watermark,
+        )
         controller = Controller(BIND, TOKEN, answers)
         for operator in self.operators.values():
             controller.add(operator)
@@ -92,6 +103,12 @@ class Flock:
         if request.run not in self.runs:
             raise StaleRun(f"run {request.run} is no longer active")
         return RunAdmitted(request.query in self.asynchronous)
+
+    def _watermark(self, request: GetWatermark) -> SparkWatermark:
+        if request.run not in self.runs or self.batches.get(request.run) != request.batch:
+            raise StaleRun(f"batch {request.batch} of run {request.run} is over")
+        given = self.watermarks[request.operator]()
+        return SparkWatermark(given.eviction, given.late)
 
     def _peer_of(self, host: str) -> str | None:
         left = self.left()

@@ -112,7 +112,7 @@ class Kind:
 
 
 def draw_kind(dice: Random) -> Kind:
-    mode, delay_ms, policy = dice.choice(MODES), dice.choice((0, 200, BATCH_MS)), dice.choice(("max", "max", "min"))
+    mode, delay_ms, policy = dice.choice(MODES), dice.choice((0, 200, BATCH_MS)), dice.choice(("max", "query", "min"))
     return Kind(mode, delay_ms, policy, dice.random() < MERGING)
 
 

@@ -125,6 +125,7 @@ class Query:
         self._done = {}
         self._changing, self._refused = set(), 0
         self._began_ms = self._began_ms or int(self.kernel.time_s * 1000)
+        self.flock.batches[self.run_name] = self.batch
         self.kernel.tell(self.name, "begins batch", self.batch, self.run_name)
         self.kernel.points.reach(f"{self.name} begins {self.batch}")
         self.began()
@@ -281,6 +282,7 @@ class Query:
             return
         self.kernel.tell(self.name, "commits batch", batch)
         self.kernel.points.reach(f"{self.name} commits {batch}")
+        del self.flock.batches[self.run_name]
         if batch != INITIAL:
             if self.asynchronous:
                 self._drop_said()

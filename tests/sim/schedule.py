@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from godwit.model.watermark import Policy
 from godwit.state.segments import Durability
 from tests.sim.operators import BATCH_MS, Kind, draw_kind
 from tests.sim.points import Point
@@ -22,6 +23,11 @@ QUERIES = ((("a",),), (("a",),), (("a", "b"),), (("a",), ("b",)))  # the operato
 INITIALLY = 0.15  # of the loads begin with initial state
 HEARTBEATS = 0.4  # of the loads have heartbeats
 BY_KEY = 0.4  # of the queries have lanes by key
+BY_KEY_POLICY: dict[Policy, Policy] = {
+    "max": "max",
+    "query": "query",
+    "min": "query",
+}  # such lanes have no slowest partition
 ASYNCHRONOUS = 0.2  # of the loads have queries with asynchronous progress
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -131,7 +137,9 @@ def draw_load(dice: Random) -> Load:
     batches = [draw_batches(dice, keys, len(operators)) for _ in queries]
     for (first, *_), some in zip(queries, batches, strict=True):
         if dice.random() < BY_KEY:
-            operators[first] = replace(operators[first], partitions=len(some[0]), policy="max")
+            operators[first] = replace(
+                operators[first], partitions=len(some[0]), policy=BY_KEY_POLICY[operators[first].policy]
+            )
     load = Load(
         hosts=hosts,
         owners=dice.randint(1, hosts),

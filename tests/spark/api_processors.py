@@ -197,6 +197,37 @@ class Passing(Logic):
             yield {"id": key[0], "out": record.at + dt.timedelta(seconds=record.value)}
 
 
+class Closing(Logic):
+    """Passes on the newest event time of a key when the watermark has passed it."""
+
+    OUTPUT = "id string, at timestamp, value long"
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        for record in records:
+            self.handle.registerTimer(int(record.at.timestamp() * 1000) + 6_000)
+        return iter(())
+
+    def timer(self, key: Key, at_ms: int, times: Any) -> Iterator[dict[str, Any]]:
+        yield {"id": key[0], "at": dt.datetime.fromtimestamp(at_ms / 1000), "value": at_ms}
+
+
+class Silent(Logic):
+    """Tells of each row, and of each timer ten seconds behind it, at which watermark it was seen."""
+
+    OUTPUT = "id string, what string, watermark_ms long"
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        for record in records:
+            self.handle.registerTimer(int(record.at.timestamp() * 1000) + 10_000)
+            yield self._record(key, f"row of {record.at}", times)
+
+    def timer(self, key: Key, at_ms: int, times: Any) -> Iterator[dict[str, Any]]:
+        yield self._record(key, f"timer of {at_ms}", times)
+
+    def _record(self, key: Key, what: str, times: Any) -> dict[str, Any]:
+        return {"id": key[0], "what": what, "watermark_ms": times.getCurrentWatermarkInMs()}
+
+
 class Temporary(RunningCount):
     """Declares variables and deletes one of each kind in the same init; then tells how their uses are refused."""
 

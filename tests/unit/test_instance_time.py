@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 import godwit
-from godwit.errors import DefinitionError
+from godwit.errors import DefinitionError, StaleRun
 from godwit.model.progress import BatchRef
+from godwit.model.watermark import BatchWatermark
 from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.durable.work import Work
 from godwit.runtime.instance.instance import Instance
@@ -199,3 +200,31 @@ def test_batch_frame_has_no_late_rows() -> None:
     driver.open()
     assert told(driver.push((1, -5_000, 10**9))) == [-1]
     assert driver.instance.batch.times.watermark_ms == -1
+
+
+def test_a_host_asks_for_the_watermark_of_the_query_once_in_a_batch() -> None:
+    asked: list[int] = []
+
+    def ask(request: BatchRef) -> BatchWatermark:
+        asked.append(request.batch)
+        return BatchWatermark(1_000 * request.batch, 1_000 * (request.batch - 1))
+
+    instance = Driver(Timed(), "eventTime", watermark_policy="query").instance
+    for batch in (1, 2):
+        for lane in ("0", "1", "0"):
+            instance.open(BatchRef("q", "r", batch), lane, NOW_MS, lambda *_: False, ask_watermark=ask)
+        times = instance.batch.times
+        assert (times.watermark_ms, times.late_ms) == (1_000 * batch, 1_000 * (batch - 1))
+    instance.open(BatchRef("q", "later", 2), "0", NOW_MS, lambda *_: False, ask_watermark=ask)  # the batch comes again
+    assert asked == [1, 2]
+    assert (instance.batch.times.watermark_ms, instance.batch.times.late_ms) == (2_000, 1_000)
+
+
+def test_a_batch_whose_watermark_the_driver_does_not_tell_has_not_begun() -> None:
+    def ask(request: BatchRef) -> BatchWatermark:
+        raise StaleRun("the batch is over")
+
+    instance = Driver(Timed(), "eventTime", watermark_policy="query").instance
+    with pytest.raises(StaleRun):
+        instance.open(BatchRef("q", "r", 0), "0", NOW_MS, lambda *_: False, ask_watermark=ask)
+    assert instance.progress.batch == -1

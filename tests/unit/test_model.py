@@ -6,7 +6,7 @@ import pytest
 
 from godwit.model.progress import FENCED_RUNS_MAX, BatchRef, Progress, Verdict
 from godwit.model.routing import Routing
-from godwit.model.watermark import Watermark
+from godwit.model.watermark import BatchWatermark, Watermark
 
 
 def at(batch: int, run: str = "run-1", query: str = "q") -> Progress:
@@ -78,6 +78,28 @@ def test_the_slowest_lane_holds_time_back_with_policy_min() -> None:
     watermark.report("1", 300)
     watermark.next_batch()
     assert watermark.eviction == 100
+
+
+def test_the_watermark_of_the_query_is_what_spark_says_and_nothing_else() -> None:
+    watermark = Watermark(delay_ms=0, policy="query")
+    watermark.report("0", 900)
+    assert (watermark.lanes, watermark.reported, watermark.upcoming()) == ({}, {}, 0)
+    watermark.next_batch(BatchWatermark(300, 200))
+    assert (watermark.eviction, watermark.late) == (300, 200)
+    watermark.next_batch()  # the batch came from another host, which says the rest
+    assert (watermark.eviction, watermark.late) == (300, 300)
+
+
+def test_the_watermark_of_the_query_does_not_go_back_either() -> None:
+    watermark = Watermark(delay_ms=0, policy="query", eviction=500, late=400)
+    watermark.next_batch(BatchWatermark(300, 200))
+    assert (watermark.eviction, watermark.late) == (500, 400)
+
+
+def test_a_host_in_the_batch_before_brings_its_watermark_as_the_limit_of_late_rows() -> None:
+    watermark = Watermark(delay_ms=0, policy="query", eviction=300, late=100, lanes={"0": 900})
+    watermark.merge(Watermark(0, "query", eviction=200, late=100).to_dict(), same_batch=False)
+    assert (watermark.eviction, watermark.late) == (300, 200)
 
 
 def test_the_watermark_never_goes_back() -> None:

@@ -27,6 +27,8 @@ class Start:
         """The watermark at the end of `batch`. The slowest lane would wait for ever for a lane that has no more rows."""
         if policy == "min":
             return Watermark(delay_ms, policy, eviction=self.watermark_ms)
+        if policy == "query":  # Spark gives the watermark of the first batch, and goes on from that of the old query
+            return Watermark(delay_ms, policy, eviction=self.late_ms)
         lanes = {_LANE: self.watermark_ms + delay_ms} if self.watermark_ms else {}
         return Watermark(delay_ms, policy, eviction=self.late_ms, lanes=lanes)
 

@@ -1,9 +1,11 @@
-"""Event time per lane, and the operator's watermark computed from it, as in Spark's micro-batches.
+"""The watermark of an operator: Spark's own, or one computed from the event times of its lanes.
 
-While batch b runs, timers fire up to `eviction` = W(b), computed from the event times of batches before b, and a row is late if
-its event time is at or below `late` = W(b - 1). A lane reports its greatest event time when it finishes a batch; the report
-counts from the next batch on, so a replay of the batch sees the same watermark. With policy "max", as in Spark, the fastest
-lane determines the watermark; with "min", the slowest lane.
+While batch b runs, timers fire up to `eviction` = W(b), and a row is late if its event time is at or below `late` = W(b - 1).
+
+With policy "query" both come from Spark, which computes the watermark of a query behind every `withWatermark`: rows count that
+no operator gets to see. With the other two policies a lane reports its greatest event time when it finishes a batch; the report
+counts from the next batch on, so a replay of the batch sees the same watermark. With "max" the fastest lane determines the
+watermark; with "min", the slowest lane.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Policy = Literal["max", "min"]
+Policy = Literal["max", "min", "query"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWatermark:
+    """What Spark says of a batch: its watermark, and the watermark of the batch before, up to which rows are late."""
+
+    eviction: int
+    late: int
 
 
 @dataclass(slots=True)
@@ -26,11 +36,14 @@ class Watermark:
 
     def report(self, lane: str, event_max_ms: int | None) -> None:
         """A lane has finished the current batch. `event_max_ms`: None if the lane had no event times."""
-        if event_max_ms is not None:
+        if event_max_ms is not None and self.policy != "query":
             self.reported[lane] = max(event_max_ms, self.reported.get(lane, event_max_ms))
 
-    def next_batch(self) -> None:
-        """The batch in progress is committed: the reports of its lanes count from now on."""
+    def next_batch(self, given: BatchWatermark | None = None) -> None:
+        """The batch in progress is committed: the reports of its lanes count from now on. `given`: what Spark says instead."""
+        if given is not None:
+            self.late, self.eviction = max(self.late, given.late), max(self.eviction, given.eviction)
+            return
         for lane, event_max_ms in self.reported.items():
             self.lanes[lane] = max(event_max_ms, self.lanes.get(lane, event_max_ms))
         self.reported = {}
@@ -61,7 +74,7 @@ class Watermark:
 
     def _lead(self, lanes: Mapping[str, int] | None = None) -> int:
         times = (self.lanes if lanes is None else lanes).values()
-        if not times:
+        if not times or self.policy == "query":
             return 0
         return max(times) if self.policy == "max" else min(times)
 

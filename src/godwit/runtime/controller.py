@@ -17,9 +17,11 @@ from godwit.runtime.messages import (
     Admit,
     BackupPeer,
     CheckTakenOver,
+    CheckWatermark,
     GetActiveScopes,
     GetBackupPeer,
     GetDefinitions,
+    GetWatermark,
     OfferSlot,
     OperatorDefinition,
     OperatorDefinitions,
@@ -28,7 +30,9 @@ from godwit.runtime.messages import (
     ReportTaskError,
     RunAdmitted,
     SlotTaken,
+    SparkWatermark,
     TakenOver,
+    WatermarkMoved,
 )
 from godwit.runtime.processor.spec import Operator
 from godwit.transport import line, typed
@@ -55,7 +59,8 @@ class DriverAnswers:
     DataFrames that have not ended. `taken_over`: whether other hosts have taken over the keys of this host. `backup_peer`: the
     host that keeps the backup of this host. `registered`: called with a host that serves, and its generation. `restored`:
     called with a host that came back from its backup. `slot_taken`: whether the task of this attempt must end, because a host
-    needs its slot. `task_failed`: called with the error that has ended a task.
+    needs its slot. `task_failed`: called with the error that has ended a task. `watermark`: Spark's, of the batch that runs.
+    `watermark_moved`: whether Spark's next batch of this operator would have a later watermark.
     """
 
     admit: Callable[[Admit], RunAdmitted]
@@ -66,6 +71,8 @@ class DriverAnswers:
     restored: Callable[[str], None] = lambda _: None
     slot_taken: Callable[[int], bool] = lambda _: False
     task_failed: Callable[[GodwitError], None] = lambda _: None
+    watermark: Callable[[GetWatermark], SparkWatermark] = lambda _: SparkWatermark(0, 0)
+    watermark_moved: Callable[[str], bool] = lambda _: False
 
 
 class Controller:
@@ -84,6 +91,8 @@ class Controller:
                 ReportTaskError: self._task_failed,
                 GetDefinitions: self._definitions,
                 Admit: self._admit,
+                GetWatermark: answers.watermark,
+                CheckWatermark: lambda request: WatermarkMoved(answers.watermark_moved(request.operator)),
                 CheckTakenOver: lambda request: TakenOver(answers.taken_over(request.host)),
                 GetActiveScopes: lambda _: ActiveScopes(tuple(answers.active_scopes())),
                 OfferSlot: lambda request: SlotTaken(answers.slot_taken(request.attempt)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from godwit.errors import HostUnavailable
 from godwit.runtime.messages import Admit, RunAdmitted
@@ -11,7 +12,7 @@ from godwit.runtime.processor.crash_markers import CrashMarkers
 from godwit.state.changelog import Changelog
 
 
-def _no_driver(_: Admit) -> RunAdmitted:
+def no_driver(_: object) -> NoReturn:
     raise HostUnavailable("this host has no driver that it could ask about runs")
 
 
@@ -30,4 +31,4 @@ class HostServices:
     clock_ms: Callable[[], int]
     stopping: Callable[[], bool]
     crash_markers: CrashMarkers | None = None
-    admit: Callable[[Admit], RunAdmitted] = _no_driver
+    admit: Callable[[Admit], RunAdmitted] = no_driver

@@ -807,6 +807,36 @@ class RunAdmitted(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class SparkWatermark(Message):
+    """Up to when timers of the batch fire, and up to when its rows are late."""
+
+    eviction_ms: int
+    late_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetWatermark(Request[SparkWatermark]):
+    """Spark's watermark at the input of the operator, in the batch that runs now."""
+
+    operator: str
+    query: str
+    run: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkMoved(Message):
+    moved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckWatermark(Request[WatermarkMoved]):
+    """Whether Spark's watermark of the next batch is later than that of the operator's last batch."""
+
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
 class NoteCommitted(Request[Done]):
     """Spark's commit log names this batch of this run, so no row of it comes again."""
 

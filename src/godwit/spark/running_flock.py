@@ -43,6 +43,7 @@ from godwit.spark.hosts.membership import Membership
 from godwit.spark.hosts.owner_tables import OwnerTables
 from godwit.spark.hosts.silent_hosts import SilentHostMonitor
 from godwit.spark.hosts.task_slots import TaskSlots, taken_slots
+from godwit.spark.query_watermark import QueryWatermarks
 from godwit.transport.addresses import ALL
 
 
@@ -75,6 +76,7 @@ class RunningFlock:
         self._loss_log = LossLog(str(directory.path))
         self._disks = Disks(directory.path, directory.flock, settings.disks)
         self._admission = RunAdmission(spark, settings.accept_gaps)
+        self._watermarks = QueryWatermarks(spark)
         self._slots = TaskSlots(spark.sparkContext, directory.flock, self._ignore_silence)
         self.controller = self._make_controller(driver)
         self._presence = Presence(bind, self.incarnation, driver)
@@ -112,6 +114,8 @@ class RunningFlock:
                 restored=self._restored,
                 slot_taken=self._slots.waits,
                 task_failed=TaskErrorLog().failed,
+                watermark=self._watermarks.of_batch,
+                watermark_moved=self._watermarks.moved,
             ),
             driver,
         )

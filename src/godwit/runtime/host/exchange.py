@@ -15,24 +15,27 @@ from godwit import ports
 from godwit.errors import InvariantBroken, NotReplayable, StaleGeneration, WorkLost
 from godwit.migration.events import BatchBegan
 from godwit.model.progress import BatchRef, Verdict
+from godwit.model.watermark import BatchWatermark
 from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.chunk.chunk_bytes import chunk_from
 from godwit.runtime.durable.work import Work
 from godwit.runtime.host.gate import Gate
-from godwit.runtime.host_services import HostServices
+from godwit.runtime.host_services import HostServices, no_driver
 from godwit.runtime.instance.instance import Instance
-from godwit.runtime.instance.lane_requests import AdmitRun
+from godwit.runtime.instance.lane_requests import AdmitRun, AskWatermark
 from godwit.runtime.instance.shared_instance import SharedInstance
 from godwit.runtime.messages import (
     Admit,
     ApplyRows,
     FinishLane,
     FireTimers,
+    GetWatermark,
     LaneFinished,
     LaneOpened,
     OpenLane,
     RowsApplied,
     RunAdmitted,
+    SparkWatermark,
     TimersFired,
 )
 from godwit.runtime.router.routing_table import read_routing
@@ -46,12 +49,21 @@ def replaced(host: str, generation: int) -> StaleGeneration:
 
 
 class LaneExchange:
-    """`admit`: asks the controller whether a run may work, and raises if not. `roster`: the hosts of the flock, if known."""
+    """`admit`: asks the controller whether a run may work, and raises if not. `watermark`: asks it for Spark's watermark.
 
-    def __init__(self, services: HostServices, admit: Callable[[Admit], RunAdmitted]) -> None:
+    `roster`: the hosts of the flock, if known.
+    """
+
+    def __init__(
+        self,
+        services: HostServices,
+        admit: Callable[[Admit], RunAdmitted],
+        watermark: Callable[[GetWatermark], SparkWatermark] = no_driver,
+    ) -> None:
         self._services = services
         self._log = services.log
         self._admit = admit
+        self._watermark = watermark
         self.roster: tuple[str, ...] = ()
 
     def serve(self, shared: SharedInstance, lane: OpenLane, reader: Any, writer: Any) -> None:
@@ -114,8 +126,10 @@ class LaneExchange:
                 shared.stalled((ports.now_s() - began_s) * 1000, 1)  # the number of waiting rows is not known here
             before = (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers)
             admit = self._admission(lane, instance.progress.lasting)
-            now_ms = self._services.clock_ms()
-            work = self._do(shared, lambda i: i.open(request, lane.lane, now_ms, admit, lane.carries, lane.batch_ms))
+            now_ms, ask = self._services.clock_ms(), self._ask_watermark(lane)
+            work = self._do(
+                shared, lambda i: i.open(request, lane.lane, now_ms, admit, lane.carries, lane.batch_ms, ask)
+            )
             if (instance.progress.batch, instance.progress.attempt, instance.batch.has_unfired_timers) != before:
                 for tell in shared.event_listeners:
                     tell(BatchBegan())
@@ -156,6 +170,13 @@ class LaneExchange:
             return self._admit(Admit(lane.operator, query, run, batch, last_batch, fresh, lasting)).asynchronous
 
         return admit
+
+    def _ask_watermark(self, lane: OpenLane) -> AskWatermark:
+        def ask(request: BatchRef) -> BatchWatermark:
+            given = self._watermark(GetWatermark(lane.operator, request.query, request.run, request.batch))
+            return BatchWatermark(given.eviction_ms, given.late_ms)
+
+        return ask
 
     def _newcomers(self, shared: SharedInstance, finish: FinishLane) -> tuple[str, ...]:
         """Hosts that this router has not opened: the router must finish the lane there too."""

@@ -52,12 +52,14 @@ from godwit.runtime.messages import (
     GetBackupPeer,
     GetDefinitions,
     GetStatus,
+    GetWatermark,
     HostReport,
     OpenBackup,
     OpenLane,
     OpenMigration,
     Register,
     RunAdmitted,
+    SparkWatermark,
     StateOwnership,
     Stop,
 )
@@ -200,7 +202,7 @@ class Host:
         return Instances(config.host, resources, config.routing)
 
     def _new_parts(self) -> HostParts:
-        lanes = LaneExchange(self._host_services(), self._admit)
+        lanes = LaneExchange(self._host_services(), self._admit, self._watermark)
         compaction = CompactionLoop(self.log, self._instances.settled)
         return HostParts(self.log, self._instances, lanes, compaction, self._backup_keeper)
 
@@ -219,6 +221,9 @@ class Host:
         )
 
     def _admit(self, request: Admit) -> RunAdmitted:
+        return typed.ask(self._controller, request)
+
+    def _watermark(self, request: GetWatermark) -> SparkWatermark:
         return typed.ask(self._controller, request)
 
     def _backup_peer(self) -> str | None:

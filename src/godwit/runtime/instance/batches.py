@@ -19,6 +19,7 @@ from godwit.errors import HostUnavailable, StaleRun
 from godwit.model.ownership import Stand
 from godwit.model.progress import BatchRef, Progress
 from godwit.model.units import Units
+from godwit.model.watermark import BatchWatermark
 from godwit.runtime.chunk.ownership_columns import selects
 from godwit.runtime.durable.changelog_parts import ledger_part, mark_part
 from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
@@ -37,8 +38,11 @@ class Batches:
 
     # -- the next batch ----------------------------------------------------------------------------------------------
 
-    def begin(self, request: BatchRef, now_ms: int) -> None:
-        """Begin the next batch. The ledger of the batch before is dropped when the new batch is in the changelog: `settle`."""
+    def begin(self, request: BatchRef, now_ms: int, given: BatchWatermark | None = None) -> None:
+        """Begin the next batch. The ledger of the batch before is dropped when the new batch is in the changelog: `settle`.
+
+        `given`: the watermark of the batch, if it is Spark's.
+        """
         spec, batch = self._memory.spec, self._memory.batch
         if request.batch <= batch.progress.batch:
             self._begin_again(request, now_ms)
@@ -55,7 +59,7 @@ class Batches:
         batch.progress = batch.progress.advance(request.batch)
         before = batch.watermark
         batch.watermark = replace(before, lanes=dict(before.lanes), reported=dict(before.reported))
-        batch.watermark.next_batch()
+        batch.watermark.next_batch(given)
         batch.times = batch.times_at(now_ms, spec)
         batch.began_at = None
         batch.merge = spec.merge

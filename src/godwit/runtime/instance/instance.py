@@ -34,7 +34,7 @@ from godwit.runtime.instance.batches import Batches
 from godwit.runtime.instance.chunk_applier import ChunkApplier
 from godwit.runtime.instance.initial_rows import InitialRows
 from godwit.runtime.instance.key_changes import KeyChanges
-from godwit.runtime.instance.lane_requests import AdmitRun, LaneEnd, LaneRequests
+from godwit.runtime.instance.lane_requests import AdmitRun, AskWatermark, LaneEnd, LaneRequests
 from godwit.runtime.instance.timer_firing import TimerFiring
 from godwit.runtime.instance.user_code import UserCode
 from godwit.runtime.processor.rows import Adapter, Index, Times
@@ -70,9 +70,10 @@ class Instance:
         admit: AdmitRun,
         carries: bool = True,
         batch_ms: int | None = None,
+        ask_watermark: AskWatermark | None = None,
     ) -> Work:
         """Open a lane of a batch; see `LaneRequests.open`."""
-        return self._lanes.open(request, lane, now_ms, admit, carries, batch_ms)
+        return self._lanes.open(request, lane, now_ms, admit, carries, batch_ms, ask_watermark)
 
     def apply(self, request: BatchRef, lane: str, chunk: Chunk) -> Work:
         """Apply rows of a lane, ascending by number. Rows that were applied before are answered from the ledger."""

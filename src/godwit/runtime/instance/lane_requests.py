@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from godwit.errors import CheckpointMismatch, NotReplayable
 from godwit.model.progress import BatchRef, Verdict
+from godwit.model.watermark import BatchWatermark
 from godwit.runtime.durable.changelog_parts import end_lane, mark_part
 from godwit.runtime.durable.durable_changes import DurableChanges, InstallInMemory
 from godwit.runtime.durable.memory import Memory
@@ -22,6 +23,8 @@ from godwit.runtime.instance.timer_firing import TimerFiring
 # Asks whether a run not seen before is the newest: request, last batch, whether the state is fresh. Returns whether Spark
 # tracks the progress of the run asynchronously.
 AdmitRun = Callable[[BatchRef, int, bool], bool]
+# Asks for Spark's watermark of a batch.
+AskWatermark = Callable[[BatchRef], BatchWatermark]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,19 @@ class LaneEnd:
     row_count: int | None
     event_max_ms: int | None
     sent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A lane opens. `given`: Spark's watermark, if the lane begins the batch and the operator has that watermark."""
+
+    request: BatchRef
+    lane: str
+    now_ms: int
+    carries: bool
+    batch_ms: int | None
+    asynchronous: bool
+    given: BatchWatermark | None
 
 
 class LaneRequests:
@@ -53,6 +69,7 @@ class LaneRequests:
         admit: AdmitRun,
         carries: bool = True,
         batch_ms: int | None = None,
+        ask_watermark: AskWatermark | None = None,
     ) -> Work:
         """`carries`: the lane has rows, so outputs of timers leave through it, and only through it, whenever it opens again.
 
@@ -63,41 +80,37 @@ class LaneRequests:
         asynchronous = False
         if self._memory.progress.judge(request) is Verdict.UNKNOWN_RUN:
             asynchronous = self._check_run(request, admit)
-        work = self._durable.change(
-            lambda work: self._prepare_open(work, request, lane, now_ms, carries, batch_ms, asynchronous),
-            self._batches.undo(),
-        )
+        opening = _Opening(request, lane, now_ms, carries, batch_ms, asynchronous, self._given(request, ask_watermark))
+        work = self._durable.change(lambda work: self._prepare_open(work, opening), self._batches.undo())
         work.outputs = self._memory.ledger.timer_outputs(lane) if carries else []
         work.begun["firings"] = self._memory.ledger.firings(lane) if carries else []
         return work
 
-    def _prepare_open(
-        self,
-        work: Work,
-        request: BatchRef,
-        lane: str,
-        now_ms: int,
-        carries: bool,
-        batch_ms: int | None,
-        asynchronous: bool,
-    ) -> InstallInMemory:
-        memory, before = self._memory, self._memory.progress
+    def _given(self, request: BatchRef, ask_watermark: AskWatermark | None) -> BatchWatermark | None:
+        """Spark's watermark, if the operator has that one and the lane is the first of the batch here."""
+        begins = request.batch > self._memory.progress.batch
+        if not begins or ask_watermark is None or self._memory.spec.watermark_policy != "query":
+            return None
+        return ask_watermark(request)
+
+    def _prepare_open(self, work: Work, opening: _Opening) -> InstallInMemory:
+        memory, before, request = self._memory, self._memory.progress, opening.request
         batch, verdict = memory.batch, before.judge(request)
         # An unknown run was admitted above. The ledger knows which rows of the batch are applied here.
         if unknown := verdict is Verdict.UNKNOWN_RUN:
-            batch.progress = before.admit(request, asynchronous, drained=not memory.ledger.lanes)
+            batch.progress = before.admit(request, opening.asynchronous, drained=not memory.ledger.lanes)
             batch.merge = memory.spec.merge
             batch.spoiled = "" if before.lasting else batch.spoiled  # nothing is reverted, which would have done this
             # Lanes that had nothing to fire may have other rows in this run.
             batch.fired_lanes = batch.fired_lanes.anew()
             verdict = batch.progress.judge(request)
-        self._checks.check(verdict, request, lane)
+        self._checks.check(verdict, request, opening.lane)
         if begins := verdict is not Verdict.SAME:
             self._checks.check_complete(request)
-            self._batches.begin(request, now_ms)
-        timed = batch_ms is not None and self._batches.set_time(batch_ms)
-        fires = carries and batch.has_unfired_timers
-        install_timers = self._timers.prepare(work, lane) if fires else None
+            self._batches.begin(request, opening.now_ms, opening.given)
+        timed = opening.batch_ms is not None and self._batches.set_time(opening.batch_ms)
+        fires = opening.carries and batch.has_unfired_timers
+        install_timers = self._timers.prepare(work, opening.lane) if fires else None
         # A run that is taken up within a batch is written down at once, so that the run before stays fenced after a restart.
         if begins or unknown or fires or timed:
             work.parts.insert(0, mark_part(memory))
@@ -110,7 +123,7 @@ class LaneRequests:
             if unknown and before.lasting:
                 memory.ledger.next_run()
             if begins:
-                self._batches.settle(now_ms, before)
+                self._batches.settle(opening.now_ms, before)
             if install_timers is not None:
                 install_timers()
 

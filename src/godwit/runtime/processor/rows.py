@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from godwit.errors import ProcessorFailed
 from godwit.state.keyed_state import KeyedState
@@ -26,8 +27,14 @@ _END_OF_TIME = 2**62
 FEW_ROWS = 64  # up to so many rows, setting up the vectorised way takes longer than a loop
 
 
-def times_us(times: pa.Array[Any]) -> Index:
+def event_times(column: Any) -> Any:
+    """The event times of a column. A window, as Spark's window() makes it, counts by its end."""
+    return pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
+
+
+def times_us(column: pa.Array[Any]) -> Index:
     """Event times in microseconds. A row without an event time is never late, as in Spark: its time is the end of time."""
+    times = event_times(column)
     micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()).fill_null(_END_OF_TIME)
     in_us: Index = micros.to_numpy(zero_copy_only=False)
     return in_us

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from godwit.errors import NotReplayable
-from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.rows import Index, event_times
 from godwit.runtime.router.key_order import in_key_order
 from godwit.runtime.router.route import Route
 from godwit.state.ledger import COLUMN_LANE, joined
@@ -105,7 +105,8 @@ def _without_repeats(batch: pa.RecordBatch, lane: str) -> pa.RecordBatch:
 
 
 def _times(batch: pa.RecordBatch, event_time: str) -> Index:
-    times: Index = batch.column(batch.schema.get_field_index(event_time)).cast(pa.int64()).fill_null(0).to_numpy()
+    column = event_times(batch.column(batch.schema.get_field_index(event_time)))
+    times: Index = column.cast(pa.int64()).fill_null(0).to_numpy()
     return times
 
 

@@ -22,7 +22,7 @@ from godwit import ports
 from godwit.errors import GodwitError, HostUnavailable, NullKey
 from godwit.runtime.messages import LaneOpened
 from godwit.runtime.processor.merging import BLOCK_ROWS, Merging, checked_merge
-from godwit.runtime.processor.rows import Index
+from godwit.runtime.processor.rows import Index, event_times
 from godwit.runtime.processor.spec import merge_of
 from godwit.runtime.router.host_requests import RowsRequest
 from godwit.runtime.router.key_order import end_of_key
@@ -157,7 +157,7 @@ class Router:
     def _note_event_time(self, batch: pa.RecordBatch) -> None:
         if self._route.event_time is None:
             return
-        times = batch.column(batch.schema.get_field_index(self._route.event_time)).drop_null()
+        times = event_times(batch.column(batch.schema.get_field_index(self._route.event_time))).drop_null()
         if len(times):
             newest = _newest(times)
             self._event_max_ms = newest if self._event_max_ms is None else max(newest, self._event_max_ms)

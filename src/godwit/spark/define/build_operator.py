@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import cloudpickle
 import pyarrow as pa
-from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from godwit.errors import DefinitionError, GodwitError
+from godwit.model.watermark import Policy
 from godwit.runtime.processor.merging import Merge, check_event_time
 from godwit.runtime.processor.native import NativeAdapter, Processor
 from godwit.runtime.processor.spec import Operator, OperatorSpec, TimeMode
@@ -27,7 +27,7 @@ from godwit.spark.define.operator_definition import (
     check_frame,
     checked_name,
 )
-from godwit.spark.define.output_watermark import DELAY, FROM_OPERATOR, check_output_watermark, united_watermarks
+from godwit.spark.define.watermarks import DELAY, check_output_watermark, check_watermarks
 from godwit.spark.pyspark_api.call_settings import CallSettings, SparkSettings
 from godwit.spark.pyspark_api.schemas import arrow_schema, input_schema, parse_ddl, session_zone
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
@@ -58,7 +58,7 @@ def _build(definition: Definition) -> Operator:
     _check_time(definition, time_mode)
     key_schema = pa.schema([schema.field(key) for key in definition.keys])
     KeyCodec(key_schema, tz)
-    event_time, delay_ms = _event_time(frame, time_mode)
+    event_time, delay_ms = _event_time(definition, time_mode)
     adapter, deleted = _adapter(definition, schema, key_schema, time_mode, tz)
     check_output_watermark(definition, adapter.output_schema)
     spec = OperatorSpec(
@@ -71,7 +71,7 @@ def _build(definition: Definition) -> Operator:
         time_mode=time_mode,
         event_time=event_time,
         delay_ms=delay_ms,
-        watermark_policy=options["watermark_policy"],
+        watermark_policy=_watermark_policy(definition, time_mode),
         lateness_ms=getattr(definition.processor, "allowed_lateness_ms", 0),
         null_keys=options["null_keys"],
         tz=tz,
@@ -93,7 +93,7 @@ def _check_time(definition: Definition, time_mode: TimeMode) -> None:
             "timers and windows of a native processor need a streaming DataFrame: in a batch DataFrame time does not advance",
             todo="Use Spark's own window() on batch DataFrames",
         )
-    if column is not None and column != _event_time(definition.frame, time_mode)[0]:
+    if column is not None and column != _event_time(definition, time_mode)[0]:
         raise DefinitionError(
             f"the window uses the time column {column!r}, which is not the event time of the operator",
             todo=f"Call withWatermark({column!r}, delay) on the input and pass timeMode='eventTime'",
@@ -109,32 +109,25 @@ def _time_mode(definition: Definition) -> TimeMode:
     return mode
 
 
-def _event_time(frame: DataFrame, time_mode: TimeMode) -> tuple[str | None, int]:
+def _event_time(definition: Definition, time_mode: TimeMode) -> tuple[str | None, int]:
     """The column and delay of `withWatermark`. A batch DataFrame has none, because Spark removes watermarks from it."""
+    frame = definition.frame
     if time_mode != "eventTime" or not frame.isStreaming:
         return None, 0
     marked = [field for field in frame.schema.fields if DELAY in (field.metadata or {})]
-    carried = next((field for field in marked if FROM_OPERATOR in field.metadata), None)
-    if carried is not None:
-        raise DefinitionError(
-            f"column {carried.name!r} carries the watermark of operator {carried.metadata[FROM_OPERATOR]!r}, and an operator "
-            "of a flock needs a watermark of its own",
-            todo=f"Leave eventTimeColumnName out there, and call withWatermark({carried.name!r}, delay) on the output",
-        )
-    if len(marked) != 1:
-        raise DefinitionError(
-            "timeMode='eventTime' needs a column with a watermark, and the input has none"
-            if not marked
-            else f"columns {', '.join(field.name for field in marked)} all have a watermark, and there must be one",
-            todo="Call withWatermark(column, delay) on the input once, and do not drop that column",
-        )
-    if (count := united_watermarks(frame)) > 1:
-        raise DefinitionError(
-            f"the input is a union of {count} streams with watermarks, and an operator of a flock has one watermark: rows of a "
-            "stream that is behind the others would be late",
-            todo=f"Call withWatermark({marked[0].name!r}, delay) once, on the union",
-        )
-    return marked[0].name, int(marked[0].metadata[DELAY])
+    check_watermarks(frame, marked, follows_query=_follows_query(definition))
+    return (marked[0].name, int(marked[0].metadata[DELAY])) if marked else (None, 0)
+
+
+def _watermark_policy(definition: Definition, time_mode: TimeMode) -> Policy:
+    """An operator has the watermark of its query, unless it is to follow the slowest partition, or rows in real time."""
+    policy: Policy = definition.options["watermark_policy"]
+    by_query = time_mode == "eventTime" and definition.frame.isStreaming and _follows_query(definition)
+    return "query" if by_query else policy
+
+
+def _follows_query(definition: Definition) -> bool:
+    return definition.options["watermark_policy"] == "max" and not definition.real_time
 
 
 def _adapter(

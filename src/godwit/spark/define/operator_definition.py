@@ -27,7 +27,7 @@ class OperatorOptions(TypedDict, total=False):
 
     null_keys: "bucket": a null in a key column is a value like any other, as in Spark (the default for PySpark processors); or
     "error" (the default for native processors).
-    watermark_policy: the watermark follows the fastest partition ("max", as in Spark) or the slowest ("min").
+    watermark_policy: the watermark is that of the query ("max", as in Spark), or follows the slowest partition ("min").
     timeout_s: a call of the processor that takes longer counts as hanging (60).
     value_bytes_max: the size limit of a single state value (64 MiB).
     dead_letters: whether rows and timers on which the processor fails are set aside, and the query goes on without them

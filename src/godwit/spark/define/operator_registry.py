@@ -44,9 +44,9 @@ from godwit.spark.define.operator_frame import (
     with_identity,
     with_ticks,
 )
-from godwit.spark.define.output_watermark import with_output_watermark
 from godwit.spark.define.redefinition import check_unused, on_state_of
 from godwit.spark.define.row_identity import RowIdentity, row_identity
+from godwit.spark.define.watermarks import with_output_watermark
 from godwit.spark.hosts.flock_parts import FlockParts
 from godwit.spark.porting.spark_state import SparkState
 from godwit.spark.pyspark_api.schemas import input_schema
@@ -261,7 +261,7 @@ class OperatorRegistry:
         if timers and not batches_without_data(self._spark):
             rows = ticking(rows, partitions) if partitions else rows
         elif timers:
-            ticks = timer_source.ticks(self._spark, route)
+            ticks = timer_source.ticks(self._spark, route, spec.watermark_policy)
             sources |= stream_columns(ticks)
             rows = with_ticks(rows, ticks, partitions)
         elif operator.initial and route.timers_end_lanes:  # keys of initial state may have timers in lanes without rows

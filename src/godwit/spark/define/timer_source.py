@@ -19,13 +19,15 @@ from pyspark.sql.types import StructType
 
 from godwit import ports
 from godwit.errors import GodwitError
+from godwit.model.watermark import Policy
 from godwit.runtime.liveness.leases import host_directory, read_lease
-from godwit.runtime.messages import CheckTimers
+from godwit.runtime.messages import CheckTimers, CheckWatermark
 from godwit.runtime.router.route import Route
 from godwit.spark.checkpoint.flock_directory import read_roster
 from godwit.spark.checkpoint.source_offsets import TICK, TIMER_FORMAT
 from godwit.transport import line, typed
 from godwit.transport.flight import Client
+from godwit.transport.typed import Reply, Request
 
 FORMAT: Final = TIMER_FORMAT
 ANSWER_S: Final = 5.0
@@ -55,12 +57,14 @@ def _active(spark: Any) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def ticks(spark: SparkSession, route: Route) -> DataFrame:
+def ticks(spark: SparkSession, route: Route, policy: Policy) -> DataFrame:
     """The ticks of the route's operator, whenever a timer of the operator is due: one, or one for each lane by key.
 
     The source itself gives no rows, which Spark would count as rows of the input.
     """
     options = {"operator": route.operator, "checkpoint": route.checkpoint, "token": route.token}
+    if policy == "query":
+        options["controller"] = route.controller
     moments = spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **options).load()
     count = route.partitions or 1
 
@@ -73,7 +77,10 @@ def ticks(spark: SparkSession, route: Route) -> DataFrame:
 
 
 class TimerSource(DataSource):
-    """Options: operator, checkpoint, token, and hosts, which are asked if there is no roster."""
+    """Options: operator, checkpoint, token, and hosts, which are asked if there is no roster.
+
+    `controller`: the driver's address, if the operator has the watermark of the query.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -92,6 +99,7 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checkpoint = options["checkpoint"]
         self._defined_with = tuple(options["hosts"].split(","))
         self._token = options["token"]
+        self._controller = options.get("controller")
         self._clients: dict[str, Client] = {}
         self._until_ms: int | None = None
 
@@ -117,22 +125,37 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at_ms = _now_ms() if self._until_ms is None else min(_now_ms(), self._until_ms)
             due = [self._due(host, at_ms) for host in hosts]
             if any(due) or None not in due or ports.now_s() > until_s:
-                return any(due)
+                return any(due) or self._watermark_moved()
             ports.sleep(PAUSE_S)
+
+    def _watermark_moved(self) -> bool:
+        """As in Spark, a batch without data follows where the watermark of the query has moved."""
+        if self._controller is None:
+            return False
+        try:
+            return self._ask(self._controller, CheckWatermark(self._operator)).moved
+        except GodwitError:
+            return False  # the driver is busy, or the flock is closed: the next trigger asks again
 
     def _due(self, host: str, at_ms: int) -> bool | None:
         """None if the host does not answer. A host that has never served has no timers."""
         lease = read_lease(host_directory(self._checkpoint, host))
         if lease is None:
             return False
-        client = self._clients.get(lease.address)
-        if client is None:
-            client = self._clients[lease.address] = line.connect(lease.address, self._token)
         try:
-            return typed.ask(client, CheckTimers(self._operator, at_ms), ANSWER_S).due
+            return self._ask(lease.address, CheckTimers(self._operator, at_ms)).due
         except GodwitError:
-            self._clients.pop(lease.address).close()
             return None
+
+    def _ask(self, address: str, request: Request[Reply]) -> Reply:
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = line.connect(address, self._token)
+        try:
+            return typed.ask(client, request, ANSWER_S)
+        except GodwitError:
+            self._clients.pop(address).close()
+            raise
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         return [InputPartition(None)]

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from godwit.errors import OutputMismatch
+from godwit.runtime.processor.rows import event_times
 from godwit.spark.pyspark_api.call_settings import SparkSettings
 from godwit.spark.pyspark_api.user_inputs import Column, Values
 
@@ -66,7 +67,7 @@ class _Sink:
     def check_not_late(self, batch: pa.RecordBatch, column: str, late_ms: int) -> None:
         """Refuse an output that is older than the watermark: a later operator would drop it. Spark refuses it too."""
         times = batch.column(self.schema.get_field_index(column))
-        micros: Any = _event_times(times).cast(pa.timestamp("us")).cast(pa.int64())
+        micros: Any = event_times(times).cast(pa.timestamp("us")).cast(pa.int64())
         late: Any = pc.less_equal(micros, pa.scalar(late_ms * 1000)).fill_null(False).to_numpy(zero_copy_only=False)
         if late.any():
             row = int(late.argmax())
@@ -229,11 +230,6 @@ class FrameSink(_Sink):
                 raise self._misfit(start + row, given, field, f"{message}. Failed to convert the value") from error
             start += len(values)
         return pa.concat_arrays(made) if made else pa.array([], field.type)
-
-
-def _event_times(column: Column) -> Any:
-    """The event times of a column. A window, as Spark's window() makes it, counts by its end."""
-    return column.field("end") if pa.types.is_struct(column.type) else column
 
 
 def _as_decimal(value: Any) -> Any:

@@ -1,0 +1,141 @@
+"""Spark's watermark of a batch, at the input of an operator: asked of the running query, in the driver.
+
+A query has one watermark, from the rows behind every `withWatermark`, also from rows that a filter, a join or an aggregation
+drops or holds back before the operator. What reaches an operator is that watermark, but for a few operators of Spark on the way
+(a join of two streams) that hand on an earlier one. So this follows the plan from `withWatermark` to the operator, as Spark
+does for its own stateful operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from godwit.errors import StaleRun
+from godwit.runtime.messages import GetWatermark, SparkWatermark
+from godwit.spark.checkpoint.run_admission import active_query
+
+# Operators of Spark whose output may have another watermark than their input, by the beginning of their class names.
+_OF_THEIR_OWN: Final = ("StreamingSymmetricHashJoinExec", "FlatMapGroups", "TransformWithState")
+_SINGLE: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkPath:
+    """The way of the watermark to a node of a plan: the least of its inputs, or what the node itself makes of it.
+
+    Without inputs: `withWatermark` itself, where the watermark of the query begins.
+    """
+
+    inputs: tuple[WatermarkPath, ...] = ()
+    node: Any = None
+
+    def at(self, watermark_ms: int) -> int:
+        """The watermark behind this node. Before the first rows it is 0 everywhere."""
+        if watermark_ms == 0 or not self.inputs:
+            return watermark_ms
+        least = min(path.at(watermark_ms) for path in self.inputs)
+        if self.node is None:
+            return least
+        handed_on = self.node.produceOutputWatermark(least)
+        return int(handed_on.get()) if handed_on.isDefined() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is known of an operator in a run of its query. `single`: in this query rows are late up to the watermark itself."""
+
+    query: str
+    run: str
+    path: WatermarkPath
+    single: bool
+    eviction_ms: int = 0
+
+
+class QueryWatermarks:
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._runs: dict[str, _Run] = {}  # by operator, as of its last batch
+
+    def of_batch(self, request: GetWatermark) -> SparkWatermark:
+        planned = self._planned(request)
+        run = self._known(request, planned)
+        eviction_ms = run.path.at(planned.offsetSeqMetadata().batchWatermarkMs())
+        before = planned.prevOffsetSeqMetadata()
+        late_ms = run.path.at(before.get().batchWatermarkMs()) if before.isDefined() else 0
+        self._runs[request.operator] = _Run(run.query, run.run, run.path, run.single, eviction_ms)
+        return SparkWatermark(eviction_ms, eviction_ms if run.single else late_ms)
+
+    def _planned(self, request: GetWatermark) -> Any:
+        """The batch as Spark has planned it. A task of another batch or run is one that Spark has given up."""
+        execution = active_query(self._spark, request.query)
+        planned = None if execution is None else execution.lastExecution()
+        is_run = execution is not None and execution.runId().toString() == request.run
+        if planned is None or not is_run or planned.currentBatchId() != request.batch:
+            raise StaleRun(
+                f"batch {request.batch} in run {request.run} of query {request.query} is over",
+                operator=request.operator,
+                batch=request.batch,
+            )
+        return planned
+
+    def moved(self, operator: str) -> bool:
+        """Whether the next batch would have a later watermark than the last batch of the operator in this run."""
+        run = self._runs.get(operator)
+        execution = None if run is None else active_query(self._spark, run.query)
+        if run is None or execution is None or execution.runId().toString() != run.run:
+            return False
+        return run.path.at(execution.watermarkTracker().currentWatermark()) > run.eviction_ms
+
+    def _known(self, request: GetWatermark, planned: Any) -> _Run:
+        known = self._runs.get(request.operator)
+        if known is not None and known.run == request.run:
+            return known
+        single = planned.offsetSeqMetadata().conf().get(_SINGLE)
+        path = path_to(request.operator, planned.executedPlan())
+        return _Run(request.query, request.run, path, single.isDefined() and single.get() == "false")
+
+
+def path_to(operator: str, plan: Any) -> WatermarkPath:
+    """`plan`: as Spark runs it. Where the operator is not found in it, the watermark of the query counts."""
+    node = next((node for node in _nodes(plan) if _is_router_of(node, operator)), None)
+    path = None if node is None else _path(node)
+    return path or WatermarkPath()
+
+
+def _path(node: Any) -> WatermarkPath | None:
+    kind = str(node.getClass().getSimpleName())
+    if kind == "EventTimeWatermarkExec":
+        return WatermarkPath()
+    inputs = tuple(path for child in _children(node) if (path := _path(child)) is not None)
+    if not inputs:
+        return None
+    if kind.startswith(_OF_THEIR_OWN):
+        return WatermarkPath(inputs, node)
+    return WatermarkPath(inputs) if any(path.inputs for path in inputs) else WatermarkPath()
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for child in _children(node):
+        yield from _nodes(child)
+
+
+def _children(node: Any) -> Sequence[Any]:
+    """Also those of plans that Spark has put into a node."""
+    kind = str(node.getClass().getSimpleName())
+    if kind == "AdaptiveSparkPlanExec":
+        return [node.executedPlan()]
+    if kind.endswith("QueryStageExec"):
+        return [node.plan()]
+    if kind == "InMemoryTableScanExec":
+        return [node.relation().cachedPlan()]
+    children = node.children()
+    return [children.apply(at) for at in range(children.size())]
+
+
+def _is_router_of(node: Any, operator: str) -> bool:
+    return bool(node.nodeName() == "MapInArrow" and node.func().name() == f"godwit:{operator}")
