@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -228,3 +229,44 @@ def test_a_batch_whose_watermark_the_driver_does_not_tell_has_not_begun() -> Non
     with pytest.raises(StaleRun):
         instance.open(BatchRef("q", "r", 0), "0", NOW_MS, lambda *_: False, ask_watermark=ask)
     assert instance.progress.batch == -1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_host_that_was_brought_into_a_batch_asks_for_its_watermark_too(restarted: bool) -> None:
+    """Keys that move bring the batch of their origin along before a lane opens here."""
+    asked: list[int] = []
+
+    def ask(request: BatchRef) -> BatchWatermark:
+        asked.append(request.batch)
+        return BatchWatermark(1_000 * request.batch, 1_000 * (request.batch - 1))
+
+    def opened(instance: Instance, batch: int) -> None:
+        instance.open(BatchRef("q", "r", batch), "0", NOW_MS, lambda *_: False, ask_watermark=ask)
+
+    origin, target = (Driver(Timed(), "eventTime", watermark_policy="query").instance for _ in range(2))
+    opened(origin, 1)
+    opened(target, 1)
+    opened(origin, 2)
+    target.batches.catch_up(origin.progress, NOW_MS)
+    if restarted:
+        mark, target = target.batch.to_mark(), Driver(Timed(), "eventTime", watermark_policy="query").instance
+        target.batch.restore(json.loads(json.dumps(mark | {"late": 0})), target.spec)
+    opened(target, 2)
+    opened(target, 2)
+    assert asked == [1, 1, 2, 2]
+    assert (target.batch.times.watermark_ms, target.batch.times.late_ms) == (2_000, 1_000)
+
+
+def test_a_host_knows_the_watermark_of_a_batch_from_the_host_that_brought_it_there() -> None:
+    def ask(request: BatchRef) -> BatchWatermark:
+        return BatchWatermark(2_000, 1_000)
+
+    def never(request: BatchRef) -> BatchWatermark:
+        raise AssertionError("the watermark is known")
+
+    origin, target = (Driver(Timed(), "eventTime", watermark_policy="query").instance for _ in range(2))
+    origin.open(BatchRef("q", "r", 2), "0", NOW_MS, lambda *_: False, ask_watermark=ask)
+    target.batches.catch_up(origin.progress, NOW_MS)
+    target.batches.merge_watermark(origin.batch.watermark.to_dict(), same_batch=True)
+    target.open(BatchRef("q", "r", 2), "0", NOW_MS, lambda *_: False, ask_watermark=never)
+    assert (target.batch.times.watermark_ms, target.batch.times.late_ms) == (2_000, 1_000)

@@ -11,7 +11,7 @@ watermark; with "min", the slowest lane.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Policy = Literal["max", "min", "query"]
@@ -33,6 +33,7 @@ class Watermark:
     late: int = 0
     lanes: dict[str, int] = field(default_factory=dict)
     reported: dict[str, int] = field(default_factory=dict)
+    told: bool = True  # False: the batch has begun with another host, and what Spark says of it is not known here yet
 
     def report(self, lane: str, event_max_ms: int | None) -> None:
         """A lane has finished the current batch. `event_max_ms`: None if the lane had no event times."""
@@ -42,13 +43,19 @@ class Watermark:
     def next_batch(self, given: BatchWatermark | None = None) -> None:
         """The batch in progress is committed: the reports of its lanes count from now on. `given`: what Spark says instead."""
         if given is not None:
-            self.late, self.eviction = max(self.late, given.late), max(self.eviction, given.eviction)
+            self.tell(given)
             return
+        self.told = self.policy != "query"
         for lane, event_max_ms in self.reported.items():
             self.lanes[lane] = max(event_max_ms, self.lanes.get(lane, event_max_ms))
         self.reported = {}
         self.late = self.eviction
         self.eviction = max(self.eviction, self._lead() - self.delay_ms)
+
+    def tell(self, given: BatchWatermark) -> None:
+        """What Spark says of the batch in progress."""
+        self.late, self.eviction = max(self.late, given.late), max(self.eviction, given.eviction)
+        self.told = True
 
     def merge(self, other: Mapping[str, Any], same_batch: bool = True) -> None:
         """Add the watermark of another instance, which may have reports of lanes that never sent rows to this instance.
@@ -60,6 +67,7 @@ class Watermark:
         if same_batch:
             _merge(self.reported, other["reported"])
             self.eviction, self.late = max(self.eviction, other["eviction"]), max(self.late, other["late"])
+            self.told = self.told or other.get("told", True)
         else:
             _merge(self.lanes, other["reported"])
             self.late = max(self.late, other["eviction"])
@@ -78,12 +86,17 @@ class Watermark:
             return 0
         return max(times) if self.policy == "max" else min(times)
 
+    def copy(self) -> Watermark:
+        return replace(self, lanes=dict(self.lanes), reported=dict(self.reported))
+
     def to_dict(self) -> dict[str, Any]:
-        return {"eviction": self.eviction, "late": self.late, "lanes": self.lanes, "reported": self.reported}
+        data = {"eviction": self.eviction, "late": self.late, "lanes": self.lanes, "reported": self.reported}
+        return data if self.told else data | {"told": False}
 
     def restore(self, data: Mapping[str, Any]) -> None:
         self.eviction, self.late = data["eviction"], data["late"]
         self.lanes, self.reported = dict(data["lanes"]), dict(data["reported"])
+        self.told = data.get("told", True)
 
 
 def _merge(lanes: dict[str, int], others: Mapping[str, int]) -> None:

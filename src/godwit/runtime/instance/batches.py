@@ -57,8 +57,7 @@ class Batches:
         batch.before = None if batch.joined or batch.progress.batch < 0 else batch.progress.batch
         batch.joined = False
         batch.progress = batch.progress.advance(request.batch)
-        before = batch.watermark
-        batch.watermark = replace(before, lanes=dict(before.lanes), reported=dict(before.reported))
+        batch.watermark = batch.watermark.copy()
         batch.watermark.next_batch(given)
         batch.times = batch.times_at(now_ms, spec)
         batch.began_at = None
@@ -72,6 +71,13 @@ class Batches:
         batch.progress = batch.progress.advance(request.batch)
         batch.times = batch.times_at(max(now_ms, batch.times.processing_ms), self._memory.spec)
         batch.merge, batch.spoiled = self._memory.spec.merge, ""
+
+    def tell(self, given: BatchWatermark) -> None:
+        """Spark's watermark of the batch, which this instance has begun because another host was in it."""
+        batch = self._memory.batch
+        batch.watermark = batch.watermark.copy()
+        batch.watermark.tell(given)
+        batch.times = batch.times_at(batch.times.processing_ms, self._memory.spec)
 
     def set_time(self, batch_ms: int) -> bool:
         """Spark's time of the batch, if another time was assumed. So a key that moves has the same time at both owners."""
@@ -91,9 +97,7 @@ class Batches:
         spec, batch = self._memory.spec, self._memory.batch
         if batch.began_at is None:
             batch.began_at = batch.watermark.to_dict()
-            batch.watermark = replace(
-                batch.watermark, lanes=dict(batch.watermark.lanes), reported=dict(batch.watermark.reported)
-            )
+            batch.watermark = batch.watermark.copy()
         batch.watermark.report(lane, event_max_ms)
         batch.watermark.next_batch()
         batch.times = batch.times_at(max(now_ms, batch.times.processing_ms), spec)

@@ -38,7 +38,7 @@ class LaneEnd:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """A lane opens. `given`: Spark's watermark, if the lane begins the batch and the operator has that watermark."""
+    """A lane opens. `given`: Spark's watermark, if the operator has that one and does not know it yet for this batch."""
 
     request: BatchRef
     lane: str
@@ -87,9 +87,13 @@ class LaneRequests:
         return work
 
     def _given(self, request: BatchRef, ask_watermark: AskWatermark | None) -> BatchWatermark | None:
-        """Spark's watermark, if the operator has that one and the lane is the first of the batch here."""
-        begins = request.batch > self._memory.progress.batch
-        if not begins or ask_watermark is None or self._memory.spec.watermark_policy != "query":
+        """Spark's watermark, if the operator has that one and the lane is the first of the batch here.
+
+        It is the first one also where this host has begun the batch already, with another host from which keys come.
+        """
+        memory = self._memory
+        first = request.batch > memory.progress.batch or not memory.batch.watermark.told
+        if not first or ask_watermark is None or memory.spec.watermark_policy != "query":
             return None
         return ask_watermark(request)
 
@@ -108,11 +112,13 @@ class LaneRequests:
         if begins := verdict is not Verdict.SAME:
             self._checks.check_complete(request)
             self._batches.begin(request, opening.now_ms, opening.given)
+        elif opening.given is not None:
+            self._batches.tell(opening.given)
         timed = opening.batch_ms is not None and self._batches.set_time(opening.batch_ms)
         fires = opening.carries and batch.has_unfired_timers
         install_timers = self._timers.prepare(work, opening.lane) if fires else None
         # A run that is taken up within a batch is written down at once, so that the run before stays fenced after a restart.
-        if begins or unknown or fires or timed:
+        if begins or unknown or fires or timed or opening.given is not None:
             work.parts.insert(0, mark_part(memory))
         # Whether a row behind the watermark is late depends on the processor, too: that is decided row by row.
         by_event = late_us(batch.times, memory.spec) is not None
