@@ -266,9 +266,31 @@ def test_a_query_that_starts_again_goes_on_with_its_watermark(engines: SideBySid
     assert runs["godwit"] == runs["spark"]
 
 
-def run_at(checkpoint: Path, frame: DataFrame) -> Seen:
+def test_a_batch_that_is_done_again_leads_to_a_batch_without_data_too(engines: SideBySide, tmp_path: Path) -> None:
+    """The batch that moves the watermark fails, and the next run does it again: then timers fire without further rows."""
+    passed = case(api.Silent, "row", time="eventTime")
+    runs: dict[str, dict[int, dict[str, list[str]]]] = {}
+    for engine in ("spark", "godwit"):
+        stream = engines.feed(TIMED, [[("a", at(0), 0)], [("b", at(100), 0)]]).stream(engines.spark)
+        with engines.spark_settings():
+            marked = stream.withWatermark("at", "5 seconds")
+            on_flock = engine == "godwit"
+            frame = passed.on_flock(engines.flock, marked, engines.name()) if on_flock else passed.on_spark(marked)
+            with pytest.raises(PySparkException, match="not this time"):
+                run_at(tmp_path / engine, frame, failing)
+            runs[engine] = run_at(tmp_path / engine, frame).by_batch()
+    assert any("timer" in row for rows in runs["spark"].values() for key in rows.values() for row in key)
+    assert runs["godwit"] == runs["spark"]
+
+
+def failing(batch: DataFrame, number: int) -> None:
+    if any(row.id == "b" for row in batch.collect()):
+        raise ValueError("not this time")
+
+
+def run_at(checkpoint: Path, frame: DataFrame, take: Callable[[DataFrame, int], None] | None = None) -> Seen:
     seen = Seen()
-    query = frame.writeStream.foreachBatch(seen.take).option("checkpointLocation", str(checkpoint)).start()
+    query = frame.writeStream.foreachBatch(take or seen.take).option("checkpointLocation", str(checkpoint)).start()
     try:
         query.processAllAvailable()
     finally:

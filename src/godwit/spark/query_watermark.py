@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from godwit.errors import StaleRun
 from godwit.runtime.messages import GetWatermark, SparkWatermark
-from godwit.spark.checkpoint.run_admission import active_query
+from godwit.spark.checkpoint.run_admission import RunAdmission, active_query
 
 # Operators of Spark whose output may have another watermark than their input, by the beginning of their class names.
 _OF_THEIR_OWN: Final = ("StreamingSymmetricHashJoinExec", "FlatMapGroups", "TransformWithState")
@@ -45,29 +45,27 @@ class WatermarkPath:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """What is known of an operator in a run of its query. `single`: in this query rows are late up to the watermark itself."""
+class _Way:
+    """How the watermark comes to an operator in a run of its query. `single`: rows are late up to the watermark itself."""
 
-    query: str
     run: str
     path: WatermarkPath
     single: bool
-    eviction_ms: int = 0
 
 
 class QueryWatermarks:
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, admission: RunAdmission) -> None:
         self._spark = spark
-        self._runs: dict[str, _Run] = {}  # by operator, as of its last batch
+        self._admission = admission
+        self._ways: dict[str, _Way] = {}  # by operator, in its last run
 
     def of_batch(self, request: GetWatermark) -> SparkWatermark:
         planned = self._planned(request)
-        run = self._known(request, planned)
-        eviction_ms = run.path.at(planned.offsetSeqMetadata().batchWatermarkMs())
+        way = self._way(request.operator, request.run, planned)
+        eviction_ms = way.path.at(planned.offsetSeqMetadata().batchWatermarkMs())
         before = planned.prevOffsetSeqMetadata()
-        late_ms = run.path.at(before.get().batchWatermarkMs()) if before.isDefined() else 0
-        self._runs[request.operator] = _Run(run.query, run.run, run.path, run.single, eviction_ms)
-        return SparkWatermark(eviction_ms, eviction_ms if run.single else late_ms)
+        late_ms = way.path.at(before.get().batchWatermarkMs()) if before.isDefined() else 0
+        return SparkWatermark(eviction_ms, eviction_ms if way.single else late_ms)
 
     def _planned(self, request: GetWatermark) -> Any:
         """The batch as Spark has planned it. A task of another batch or run is one that Spark has given up."""
@@ -83,20 +81,24 @@ class QueryWatermarks:
         return planned
 
     def moved(self, operator: str) -> bool:
-        """Whether the next batch would have a later watermark than the last batch of the operator in this run."""
-        run = self._runs.get(operator)
-        execution = None if run is None else active_query(self._spark, run.query)
-        if run is None or execution is None or execution.runId().toString() != run.run:
+        """Whether the next batch would have a later watermark than the last one of this run. Spark asks itself the same."""
+        binding = self._admission.bindings.get(operator)
+        execution = None if binding is None else active_query(self._spark, binding.query)
+        last = None if execution is None else execution.lastExecution()
+        if execution is None or last is None:
             return False
-        return run.path.at(execution.watermarkTracker().currentWatermark()) > run.eviction_ms
+        path = self._way(operator, str(execution.runId().toString()), last).path
+        return path.at(execution.watermarkTracker().currentWatermark()) > path.at(
+            last.offsetSeqMetadata().batchWatermarkMs()
+        )
 
-    def _known(self, request: GetWatermark, planned: Any) -> _Run:
-        known = self._runs.get(request.operator)
-        if known is not None and known.run == request.run:
-            return known
-        single = planned.offsetSeqMetadata().conf().get(_SINGLE)
-        path = path_to(request.operator, planned.executedPlan())
-        return _Run(request.query, request.run, path, single.isDefined() and single.get() == "false")
+    def _way(self, operator: str, run: str, planned: Any) -> _Way:
+        known = self._ways.get(operator)
+        if known is None or known.run != run:
+            single = planned.offsetSeqMetadata().conf().get(_SINGLE)
+            path = path_to(operator, planned.executedPlan())
+            known = self._ways[operator] = _Way(run, path, single.isDefined() and single.get() == "false")
+        return known
 
 
 def path_to(operator: str, plan: Any) -> WatermarkPath:

@@ -76,7 +76,7 @@ class RunningFlock:
         self._loss_log = LossLog(str(directory.path))
         self._disks = Disks(directory.path, directory.flock, settings.disks)
         self._admission = RunAdmission(spark, settings.accept_gaps)
-        self._watermarks = QueryWatermarks(spark)
+        self._watermarks = QueryWatermarks(spark, self._admission)
         self._slots = TaskSlots(spark.sparkContext, directory.flock, self._ignore_silence)
         self.controller = self._make_controller(driver)
         self._presence = Presence(bind, self.incarnation, driver)
