@@ -197,6 +197,16 @@ class Passing(Logic):
             yield {"id": key[0], "out": record.at + dt.timedelta(seconds=record.value)}
 
 
+class Marked(Passing):
+    """Passes rows on with the watermark that the processor sees."""
+
+    OUTPUT = "id string, out timestamp, watermark_ms long"
+
+    def rows(self, key: Key, records: Iterator[Any], times: Any) -> Iterator[dict[str, Any]]:
+        for record in super().rows(key, records, times):
+            yield {**record, "watermark_ms": times.getCurrentWatermarkInMs()}
+
+
 class Closing(Logic):
     """Passes on the newest event time of a key when the watermark has passed it."""
 

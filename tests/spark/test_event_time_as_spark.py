@@ -67,15 +67,54 @@ def test_an_operator_behind_uses_the_watermark(engines: SideBySide, flavour: Fla
     assert given.by_batch() == expected.by_batch()
 
 
-@pytest.mark.feature("event time", "an output row that is older than the watermark fails the query")
-def test_an_output_older_than_the_watermark_is_refused(engines: SideBySide) -> None:
+@pytest.fixture
+def only_with_data(spark: SparkSession) -> Iterator[None]:
+    """With processing time, Spark runs batches without data for ever."""
+    setting = "spark.sql.streaming.noDataMicroBatches.enabled"
+    spark.conf.set(setting, False)
+    yield
+    spark.conf.unset(setting)
+
+
+@pytest.mark.feature(
+    "event time", "an output row that is older than the watermark fails the query, whatever the `timeMode`"
+)
+@pytest.mark.parametrize("mode", ["eventTime", "none", pytest.param("processingTime", marks=pytest.mark.long)])
+def test_an_output_older_than_the_watermark_is_refused(engines: SideBySide, only_with_data: None, mode: str) -> None:
     batches: list[Table] = [[("a", at(100), 0)], [("a", at(101), 0)], [("a", at(102), -50)]]
+    passed = case(api.Passing, "row", time=mode, watermark=("at", "5 seconds"), event_time="out")
     with engines.spark_settings(), pytest.raises(PySparkException, match="EMITTING_ROWS_OLDER_THAN_WATERMARK"):
-        engines.run(passing("row").on_spark(engines.feed(TIMED, batches).stream(engines.spark)))
-    frame = passing("row").on_flock(engines.flock, engines.feed(TIMED, batches).stream(engines.spark), engines.name())
+        engines.run(passed.on_spark(engines.feed(TIMED, batches).stream(engines.spark)))
+    frame = passed.on_flock(engines.flock, engines.feed(TIMED, batches).stream(engines.spark), engines.name())
     with pytest.raises(PySparkException, match="older than the watermark") as caught:
         engines.run(frame)
     assert "key=('a',)" in str(caught.value)
+
+
+@pytest.mark.feature("event time", "`getCurrentWatermarkInMs` by `timeMode`, and that only `eventTime` drops late rows")
+@pytest.mark.parametrize("mode", ["processingTime", pytest.param("none", marks=pytest.mark.long)])
+def test_the_watermark_that_a_processor_sees(engines: SideBySide, only_with_data: None, mode: str) -> None:
+    marked = case(api.Marked, "row", time=mode, watermark=("at", "5 seconds"))
+    expected, given = engines.both(marked, TIMED, STEPS)
+    assert given.by_batch() == expected.by_batch()
+    assert len(expected.rows) == sum(map(len, STEPS))
+
+
+@pytest.mark.feature(
+    "event time",
+    "`eventTimeColumnName` with processing time",
+    spark="the watermark ends there: an aggregation behind gives no rows",
+    godwit="the watermark goes on",
+)
+@pytest.mark.long
+def test_the_watermark_goes_on_behind_an_operator_by_processing_time(engines: SideBySide, only_with_data: None) -> None:
+    passed = case(api.Passing, "row", time="processingTime", watermark=("at", "5 seconds"), event_time="out")
+    batches: list[Table] = [[("a", at(0), 0)], [("a", at(100), 0)], [("a", at(101), 0)], [("a", at(102), 0)]]
+    with engines.spark_settings():
+        none = engines.run(counts(passed.on_spark(engines.feed(TIMED, batches).stream(engines.spark))))
+    frame = passed.on_flock(engines.flock, engines.feed(TIMED, batches).stream(engines.spark), engines.name())
+    given = engines.run(counts(frame))
+    assert (none.rows, list(given.by_key())) == ([], [repr((str(at(0)),))])
 
 
 @pytest.mark.feature("event time", "`eventTimeColumnName` without a watermark, or of no output column, is refused")

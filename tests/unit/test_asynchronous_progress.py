@@ -306,6 +306,7 @@ KNOWN = Admitted(by_columns=True)
         (Admitted(), "known by their place in the batch"),
         (replace(KNOWN, by_key=True), "partitioned by key"),
         (replace(KNOWN, timers=True), "timers fire by the batch"),
+        (replace(KNOWN, compared=True), "outputs may not be older than the watermark"),
         (replace(KNOWN, merges=True), "merged"),
     ],
 )

@@ -47,6 +47,7 @@ class Admitted:
     `sources`: the columns of its sources. `merges`: its processor declares a merge. `by_key`: its input is partitioned by key.
     `real_time`: its routers hand rows on as they come. `start`: where the state ends that it has taken over from Spark.
     `by_columns`: rows are known by lane and sequence columns. `timers`: its processor may set timers.
+    `compared`: its outputs are compared with the watermark of their batch.
     """
 
     sources: frozenset[int] = frozenset()
@@ -56,6 +57,7 @@ class Admitted:
     start: Start | None = None
     by_columns: bool = False
     timers: bool = False
+    compared: bool = False
 
     @property
     def recognises(self) -> str:
@@ -66,6 +68,8 @@ class Admitted:
             return "the input is partitioned by key, so rows are known by their place in the batch"
         if self.timers:
             return "timers fire by the batch"
+        if self.compared:
+            return "eventTimeColumnName: outputs may not be older than the watermark of their batch"
         return "rows of a batch are merged before they are handed on" if self.merges else ""
 
 

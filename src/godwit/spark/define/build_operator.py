@@ -27,7 +27,7 @@ from godwit.spark.define.operator_definition import (
     check_frame,
     checked_name,
 )
-from godwit.spark.define.watermarks import DELAY, check_output_watermark, check_watermarks
+from godwit.spark.define.watermarks import DELAY, check_output_watermark, check_watermarks, has_watermark
 from godwit.spark.pyspark_api.call_settings import CallSettings, SparkSettings
 from godwit.spark.pyspark_api.schemas import arrow_schema, input_schema, parse_ddl, session_zone
 from godwit.spark.pyspark_api.stateful import PandasAdapter, RowAdapter, describe
@@ -120,10 +120,17 @@ def _event_time(definition: Definition, time_mode: TimeMode) -> tuple[str | None
 
 
 def _watermark_policy(definition: Definition, time_mode: TimeMode) -> Policy:
-    """An operator has the watermark of its query, unless it is to follow the slowest partition, or rows in real time."""
+    """An operator has the watermark of its query, unless it is to follow the slowest partition, or rows in real time.
+
+    Without event time, too: PySpark shows the watermark to processors that go by processing time, and where a column of the
+    output carries the watermark on, no output may be older.
+    """
     policy: Policy = definition.options["watermark_policy"]
-    by_query = time_mode == "eventTime" and definition.frame.isStreaming and _follows_query(definition)
-    return "query" if by_query else policy
+    if not definition.frame.isStreaming or not _follows_query(definition):
+        return policy
+    shown = time_mode == "processingTime" and definition.flavour != "native"
+    needed = (shown or definition.event_time_column) and has_watermark(definition.frame)
+    return "query" if needed or time_mode == "eventTime" else policy
 
 
 def _follows_query(definition: Definition) -> bool:

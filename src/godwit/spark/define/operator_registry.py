@@ -261,7 +261,8 @@ class OperatorRegistry:
         if timers and not batches_without_data(self._spark):
             rows = ticking(rows, partitions) if partitions else rows
         elif timers:
-            ticks = timer_source.ticks(self._spark, route, spec.watermark_policy)
+            by_query = spec.time_mode == "eventTime" and spec.watermark_policy == "query"
+            ticks = timer_source.ticks(self._spark, route, by_query)
             sources |= stream_columns(ticks)
             rows = with_ticks(rows, ticks, partitions)
         elif operator.initial and route.timers_end_lanes:  # keys of initial state may have timers in lanes without rows
@@ -274,6 +275,7 @@ class OperatorRegistry:
             spec.start,
             by_columns=identity is not None,
             timers=route.timers,
+            compared=bool(definition.event_time_column),
         )
         output = routed(exchanged(rows, partitions), route, self._access.incarnation)
         return with_output_watermark(definition, output)

@@ -19,7 +19,6 @@ from pyspark.sql.types import StructType
 
 from godwit import ports
 from godwit.errors import GodwitError
-from godwit.model.watermark import Policy
 from godwit.runtime.liveness.leases import host_directory, read_lease
 from godwit.runtime.messages import CheckTimers, CheckWatermark
 from godwit.runtime.router.route import Route
@@ -57,13 +56,14 @@ def _active(spark: Any) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def ticks(spark: SparkSession, route: Route, policy: Policy) -> DataFrame:
+def ticks(spark: SparkSession, route: Route, by_query: bool) -> DataFrame:
     """The ticks of the route's operator, whenever a timer of the operator is due: one, or one for each lane by key.
 
-    The source itself gives no rows, which Spark would count as rows of the input.
+    `by_query`: also whenever the watermark of the query has moved. The source itself gives no rows, which Spark would count as
+    rows of the input.
     """
     options = {"operator": route.operator, "checkpoint": route.checkpoint, "token": route.token}
-    if policy == "query":
+    if by_query:
         options["controller"] = route.controller
     moments = spark.readStream.format(FORMAT).options(hosts=",".join(route.routing.hosts), **options).load()
     count = route.partitions or 1
@@ -79,7 +79,7 @@ def ticks(spark: SparkSession, route: Route, policy: Policy) -> DataFrame:
 class TimerSource(DataSource):
     """Options: operator, checkpoint, token, and hosts, which are asked if there is no roster.
 
-    `controller`: the driver's address, if the operator has the watermark of the query.
+    `controller`: the driver's address, if the watermark of the query counts.
     """
 
     @classmethod

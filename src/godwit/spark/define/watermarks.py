@@ -53,6 +53,10 @@ def with_output_watermark(definition: Definition, output: DataFrame) -> DataFram
     return output.withMetadata(column, mark)
 
 
+def has_watermark(frame: Any) -> bool:
+    return _depth(frame._jdf.queryExecution().analyzed()) > 0
+
+
 def _delay_ms(frame: Any) -> int | None:
     """As in Spark, the first watermark of the input, whether or not the input still has its column."""
     delay = next(_delays(frame._jdf.queryExecution().analyzed()), None)

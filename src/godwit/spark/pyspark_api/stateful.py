@@ -219,7 +219,7 @@ class _StatefulAdapter:
     def _outputs(self, sink: Sink, keys: Sequence[Key], row_index: Index, times: Times) -> Outputs:
         try:
             batch = sink.finish()
-            if self._settings.event_time_column and self._time_mode == "eventtime":
+            if self._settings.event_time_column and (self._time_mode == "eventtime" or times.late_ms > 0):
                 sink.check_not_late(batch, self._settings.event_time_column, times.late_ms)
         except OutputMismatch as error:
             key = None if sink.failed_call is None else self._opened.public(keys[sink.failed_call])
