@@ -15,6 +15,7 @@ from godwit.errors import Bug, CheckpointCorrupt, CheckpointUnusable, StaleGener
 from godwit.runtime.chunk.chunk import Chunk
 from godwit.runtime.host import compaction as upkeep_module
 from godwit.runtime.host.compaction import CompactionLoop
+from godwit.runtime.pacing.turns import Breaths
 from godwit.state.frames import FrameReader
 from tests.property.bench_host import BenchHost, chunk_of, operator_of, request, welcome
 
@@ -128,6 +129,24 @@ def test_a_batch_that_snapshots_take_for_committed_is_so_after_a_power_cut(
     again = BenchHost(host.directory, host.operator)
     again.do(lambda i: i.open(request(3), "0", 1_000, welcome))
     again.close()
+
+
+def test_compaction_gives_way_to_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks between the parts that it reads and those that it writes."""
+    monkeypatch.setattr(upkeep_module, "SEALED_MIN", 1)
+    host = BenchHost(tmp_path / "host", operator_of())
+    compaction = CompactionLoop(host.log, host.instances.settled)
+    asked: list[int] = []
+    monkeypatch.setattr(Breaths, "__call__", lambda _: asked.append(len(list(host.directory.glob("snap-*.tmp")))))
+    host.do(lambda i: i.open(request(0), "0", 1_000, welcome))
+    for begin in range(20):
+        host.do(lambda i, b=begin: i.apply(request(0), "0", chunk_of([(f"k{n}", n) for n in range(b, b + 1)], b)))  # type: ignore[misc]
+    host.do(lambda i: i.finish(request(0), "0", 20, None))
+    host.log.rotate()
+    compaction._compact_sealed()
+    assert asked.count(0) >= 20, "while it reads"
+    assert asked.count(1) >= 1, "while it writes"
+    host.close()
 
 
 def numbered(row_count: int) -> Chunk:

@@ -18,6 +18,7 @@ from godwit.runtime.pacing.turns import (
     SHARE_MIN,
     SLICE_S,
     UNDER_WAY_MAX,
+    Breaths,
     SliceTime,
     Turns,
 )
@@ -233,3 +234,49 @@ def test_a_slice_that_waited_for_a_core_is_not_followed_by_a_longer_pause(clock:
     chunks.enter()
     chunks.leave()
     assert turns.pause_s() < 10 * SLICE_S
+
+
+class Pauses:
+    """Stands for the event that ends a pause: notes how long the pauses are."""
+
+    def __init__(self) -> None:
+        self.waited_s: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited_s.append(timeout or 0.0)
+        return False
+
+
+def breaths(chunks: ChunksInside) -> tuple[Breaths, Pauses]:
+    pauses = Pauses()
+    made = Breaths(chunks, pauses)  # type: ignore[arg-type]
+    made.begin()
+    return made, pauses
+
+
+def test_work_of_many_small_steps_pauses_after_each_slice_while_rows_come(clock: Clock) -> None:
+    chunks = ChunksInside()
+    breathe, pauses = breaths(chunks)
+    for _ in range(1_000):
+        chunks.entered += 1
+        clock.work(SLICE_S / 10)
+        breathe()
+    assert 80 <= len(pauses.waited_s) <= 120
+    assert min(pauses.waited_s) >= SLICE_S * (1 / SHARE_MAX - 1)
+
+
+def test_work_of_many_small_steps_does_not_pause_where_no_rows_come(clock: Clock) -> None:
+    breathe, pauses = breaths(ChunksInside())
+    for _ in range(100):
+        clock.work(SLICE_S)
+        breathe()
+    assert pauses.waited_s == []
+
+
+def test_a_long_step_has_a_pause_of_bounded_length(clock: Clock) -> None:
+    chunks = ChunksInside()
+    breathe, pauses = breaths(chunks)
+    chunks.entered += 1
+    clock.work(1.0)
+    breathe()
+    assert pauses.waited_s == [pytest.approx(PAUSE_MAX_S)]

@@ -12,7 +12,7 @@ the segments of the log, is in memory as a whole. All rows of one key are in one
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Final
@@ -27,7 +27,7 @@ from godwit.state.frames import Body, FrameReader, Info, Part
 from godwit.state.slices import split
 
 SLICES_MAX: Final = 4096
-_PART_BYTES: Final = 4 << 20  # rows go into parts of about this size, so that a replay needs little memory
+_PART_BYTES: Final = 1 << 20  # rows go into parts of about this size, so that a replay needs little memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +144,11 @@ class FileParts:
                     yield StoredPart(info, len(body), self.reader, frame.offset, position, body)
 
 
-def gather(files: Iterable[FileParts]) -> dict[str, OperatorParts]:
-    """The shares of all operators."""
+def gather(files: Iterable[FileParts], breathe: Callable[[], None] = lambda: None) -> dict[str, OperatorParts]:
+    """The shares of all operators. `breathe`: is called between two parts."""
     shares: dict[str, OperatorParts] = {}
     for piece in chain.from_iterable(files):
+        breathe()
         operator = str(piece.info.get("op"))
         if piece.info["kind"] == "drop":
             shares[operator] = OperatorParts(dropped=piece)

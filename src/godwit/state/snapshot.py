@@ -28,7 +28,7 @@ from godwit.state.recovery import open_reader, size_bytes_of
 from godwit.state.segments import FileName, FileWriter, list_names, parse_name, publish
 
 ROUND_BYTES: Final = 128 << 20  # of segments merged at once: they are held in memory
-SLICE_BYTES: Final = 32 << 20
+SLICE_BYTES: Final = 4 << 20  # some 20 ms of work
 _SNAPSHOTS_MAX: Final = 8  # while segments are caught up with: merging takes a slice of each into memory
 _OUTLINE_BLOCK_BYTES: Final = 4 << 10  # headers are small and far apart
 
@@ -48,7 +48,10 @@ class _Input:
 
 
 class Compactor:
-    """Compacts on behalf of one generation of a host; `on_step` is called after every step."""
+    """Compacts on behalf of one generation of a host.
+
+    `on_step` is called after every step. `breathe` is called between small pieces of work: it may wait, for the sake of rows.
+    """
 
     def __init__(
         self,
@@ -57,11 +60,13 @@ class Compactor:
         round_bytes: int = ROUND_BYTES,
         slice_bytes: int = SLICE_BYTES,
         on_step: Callable[[str], None] = lambda _: None,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self._generation = generation
         self._round_bytes = round_bytes
         self._slice_bytes = slice_bytes
         self._on_step = on_step
+        self._breathe = breathe
         self._alone = ports.lock()
 
     def compact(self, directory: Path, sealed: Sequence[Path], settled: Mapping[str, int]) -> None:
@@ -121,14 +126,15 @@ class Compactor:
     ) -> Stored:
         """A new snapshot file that says what these files say; those before it stay as they are."""
         with ExitStack() as stack:
-            shares = gather([stack.enter_context(file.open()) for file in files])
+            shares = gather([stack.enter_context(file.open()) for file in files], self._breathe)
             earlier = [_Input(directory / stored.file, stored.bytes, snapshot=True) for stored in before]
-            below = gather([stack.enter_context(file.open()) for file in earlier])
+            below = gather([stack.enter_context(file.open()) for file in earlier], self._breathe)
             merge = CompactionMerge(settled, below, self._slice_bytes)
             with self._new_snapshot(directory) as writer:
                 for number, part in enumerate(merge.parts(shares), 1):
                     writer.write(Draft([part]).numbered(number))
                     self._on_step("part written")
+                    self._breathe()
         path = writer.path.with_suffix("")
         publish(writer.path, path)
         self._on_step("snapshot named")

@@ -1,4 +1,4 @@
-"""Keeps a host's changelog short: a thread compacts sealed segments into snapshots, while the host goes on working.
+"""Keeps a host's changelog short: a thread compacts sealed segments into snapshots, and gives way to rows.
 
 A compaction that fails is tried again after growing pauses: the cause may go away (a full disk, too little memory, a missing
 file). As long as compactions fail the log grows, `status()` shows the error, and the host goes on serving.
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 from godwit import ports
 from godwit.errors import Bug, Fenced, GodwitError
+from godwit.runtime.pacing.chunks_inside import ChunksInside
+from godwit.runtime.pacing.turns import Breaths
 from godwit.state.changelog import Changelog
 from godwit.state.snapshot import Compactor
 
@@ -28,9 +30,10 @@ class CompactionLoop:
     def __init__(self, log: Changelog, settled: Callable[[], Mapping[str, int]]) -> None:
         self._log = log
         self._settled = settled
-        self._compactor = Compactor(log.generation)
         self._compacting = ports.lock()
         self._stop = ports.event()
+        self._breaths = Breaths(ports.of_process(ChunksInside), self._stop)
+        self._compactor = Compactor(log.generation, breathe=self._breaths)
         self._thread = ports.thread(self._run, "godwit-compaction")
         self.failure: GodwitError | None = None
 
@@ -76,6 +79,7 @@ class CompactionLoop:
         with self._compacting:
             sealed = self._log.sealed()
             if len(sealed) >= SEALED_MIN:
+                self._breaths.begin()
                 self._compactor.compact(self._log.directory, sealed, self._settled())
 
 

@@ -60,6 +60,10 @@ class Turns:
         finally:
             self._worked_s += ports.worked_s() - began_s
 
+    def worked(self, worked_s: float) -> None:
+        """Work that was measured elsewhere."""
+        self._worked_s += worked_s
+
     def count(self, items: int) -> None:
         """So many keys are in this slice."""
         self._worked_items += items
@@ -121,6 +125,30 @@ class Turns:
         elif pause_s and idle is not None:
             idle.wait(pause_s)
         self.begin(woken=pause_s > 0)
+
+
+class Breaths:
+    """The turns of work that asks, again and again, whether it may go on: called between two small steps.
+
+    `stopping` ends a pause.
+    """
+
+    def __init__(self, chunks: ChunksInside, stopping: ports.Event) -> None:
+        self._turns = Turns(chunks)
+        self._stopping = stopping
+        self._began_s: float | None = None  # when the present slice began, in time on a core
+
+    def begin(self) -> None:
+        """What this thread did before is not work of a slice."""
+        self._began_s = ports.worked_s()
+
+    def __call__(self) -> None:
+        assert self._began_s is not None, "a slice has begun"
+        worked_s = ports.worked_s() - self._began_s
+        if worked_s >= SLICE_S:
+            self._turns.worked(worked_s)
+            self._turns.wait(self._stopping)
+            self.begin()
 
 
 class SliceTime:

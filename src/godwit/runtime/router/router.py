@@ -52,6 +52,7 @@ class Router:
         self._row_count = 0
         self._event_max_ms: int | None = None
         self._fired_s = ports.now_s()
+        self._nothing = pa.RecordBatch.from_pylist([], schema=route.output_schema)
 
     def run(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Outputs in the order of the input rows; returns when all is durable."""
@@ -169,6 +170,8 @@ class Router:
             outputs = self._rounds.apply_all(row_slice.lane, requests)
             self._pace.answered(len(row_slice.rows), sent_s, ports.now_s())
             yield from _ordered(outputs)
+            if self._route.real_time and not outputs:
+                yield self._nothing  # the answer for which the next packet waits
         if not self._sent:
             self._rounds.learnt = False
 

@@ -1,5 +1,6 @@
 package godwit;
 
+import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
@@ -9,6 +10,7 @@ import org.apache.spark.TaskContext$;
 import org.apache.spark.api.java.function.MapPartitionsFunction;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.RowFactory;
+import org.apache.spark.util.AccumulatorV2;
 import org.apache.spark.util.TaskCompletionListener;
 
 /**
@@ -18,6 +20,9 @@ import org.apache.spark.util.TaskCompletionListener;
  * iterator before it looks at the number, so a row would wait for the row after it. This iterator says "no more" at the end of each
  * packet: Spark sends the batch, asks again, and gets the next packet. A thread of its own reads the input meanwhile.
  *
+ * The next packet begins when Python has answered the one before, or when that takes long: so packets are small while the machine
+ * keeps up, and become larger, and not more, when it does not. Each packet costs five processes about the same, whatever its size.
+ *
  * Compiled by Janino, which Spark brings along: no lambdas, no type parameters.
  */
 public final class RowsAsTheyCome implements MapPartitionsFunction {
@@ -26,25 +31,29 @@ public final class RowsAsTheyCome implements MapPartitionsFunction {
 
     private final int rowsMax;
     private final long gapNanos;
+    private final long unansweredNanos;
     private final long tickNanos;
     private final int columns;
 
     /**
-     * Four numbers, in text because Python makes this object by reflection: the most rows of a packet; microseconds between two
-     * packets, at least; milliseconds of silence after which a row of nulls is handed on (0: never); columns of a row.
+     * Five numbers, in text because Python makes this object by reflection: the most rows of a packet; microseconds between two
+     * packets, at least, and at most if Python does not answer; milliseconds of silence after which a row of nulls is handed on (0:
+     * never); columns of a row.
      */
     public RowsAsTheyCome(String settings) {
         String[] numbers = settings.split(" ");
         this.rowsMax = Integer.parseInt(numbers[0]);
         this.gapNanos = Long.parseLong(numbers[1]) * 1000L;
-        this.tickNanos = Long.parseLong(numbers[2]) * 1000000L;
-        this.columns = Integer.parseInt(numbers[3]);
+        this.unansweredNanos = Long.parseLong(numbers[2]) * 1000L;
+        this.tickNanos = Long.parseLong(numbers[3]) * 1000000L;
+        this.columns = Integer.parseInt(numbers[4]);
     }
 
     public Iterator call(Iterator rows) {
         Reading reading = new Reading(rows, TaskContext.get());
         reading.start();
-        return new Packets(reading, rowsMax, gapNanos, tickNanos, RowFactory.create(new Object[columns]));
+        Answers answers = new Answers(TaskContext.get());
+        return new Packets(this, reading, answers, RowFactory.create(new Object[columns]));
     }
 
     /** Reads the input ahead. Its last element is END, or the failure that has ended the input. */
@@ -91,23 +100,59 @@ public final class RowsAsTheyCome implements MapPartitionsFunction {
         }
     }
 
+    /** What Spark counts of the bytes that come back from Python in this task: every answer has some, also one without rows. */
+    static final class Answers {
+        private static final String BYTES = "data returned from Python workers";
+        private final ArrayList counters = new ArrayList();
+
+        Answers(TaskContext context) {
+            scala.collection.Iterator all = context.taskMetrics().accumulators().iterator();
+            while (all.hasNext()) {
+                AccumulatorV2 counter = (AccumulatorV2) all.next();
+                if (counter.name().isDefined() && BYTES.equals(counter.name().get())) {
+                    counters.add(counter);
+                }
+            }
+        }
+
+        /** A number that grows with each answer; always 0 where Spark does not count. */
+        long received() {
+            long bytes = 0L;
+            for (int at = 0; at < counters.size(); at++) {
+                bytes += ((Number) ((AccumulatorV2) counters.get(at)).value()).longValue();
+            }
+            return bytes;
+        }
+
+        boolean known() {
+            return !counters.isEmpty();
+        }
+    }
+
     static final class Packets implements Iterator {
+        private static final long LOOK_NANOS = 200000L;
         private final Reading reading;
+        private final Answers answers;
         private final int rowsMax;
         private final long gapNanos;
+        private final long unansweredNanos;
         private final long tickNanos;
         private final Row tick;
+        private long received; // when the packet before was begun
         private Object next;
         private int given; // rows of the packet so far
         private boolean ended;
         private long closedNanos = System.nanoTime();
 
-        Packets(Reading reading, int rowsMax, long gapNanos, long tickNanos, Row tick) {
+        Packets(RowsAsTheyCome settings, Reading reading, Answers answers, Row tick) {
             this.reading = reading;
-            this.rowsMax = rowsMax;
-            this.gapNanos = gapNanos;
-            this.tickNanos = tickNanos;
+            this.answers = answers;
+            this.rowsMax = settings.rowsMax;
+            this.gapNanos = settings.gapNanos;
+            this.unansweredNanos = answers.known() ? settings.unansweredNanos : settings.gapNanos;
+            this.tickNanos = settings.tickNanos;
             this.tick = tick;
+            this.received = -1L; // nothing to wait for yet
         }
 
         public boolean hasNext() {
@@ -122,8 +167,10 @@ public final class RowsAsTheyCome implements MapPartitionsFunction {
                 }
             }
             if (next == null && !ended) {
-                waitForGap();
                 next = awaited();
+                if (next != null && next != tick) {
+                    waitForTurn();
+                }
             }
             return next != null;
         }
@@ -135,12 +182,17 @@ public final class RowsAsTheyCome implements MapPartitionsFunction {
             return row;
         }
 
-        private void waitForGap() {
-            long left = gapNanos - (System.nanoTime() - closedNanos);
-            while (left > 0 && !Thread.currentThread().isInterrupted()) {
-                LockSupport.parkNanos(left);
-                left = gapNanos - (System.nanoTime() - closedNanos);
+        /** Until the packet before is answered, and some time in any case. Rows that come meanwhile go along. */
+        private void waitForTurn() {
+            long passed = System.nanoTime() - closedNanos;
+            while (passed < (answers.received() == received ? unansweredNanos : gapNanos)) {
+                if (Thread.currentThread().isInterrupted()) {
+                    return;
+                }
+                LockSupport.parkNanos(passed < gapNanos ? gapNanos - passed : LOOK_NANOS);
+                passed = System.nanoTime() - closedNanos;
             }
+            received = answers.received();
         }
 
         /** The first row of a packet; a tick if the input is silent for long; null at its end. */

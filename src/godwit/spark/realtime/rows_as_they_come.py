@@ -30,6 +30,7 @@ CLASS: Final = "godwit.RowsAsTheyCome"
 SOURCE: Final = "RowsAsTheyCome.java"
 ROWS_MAX: Final = 4096  # of a packet
 GAP_MICROS: Final = 1_500  # between two packets of a lane, at least
+UNANSWERED_MICROS: Final = 20_000  # and at most, while Python works on the packet before
 WITH_JAVA: Final = "spark.godwit.java"  # false: load no code into the JVM
 MODERN_DATES: Final = "spark.sql.datetime.java8API.enabled"
 ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -62,7 +63,7 @@ def _in_packets(frame: DataFrame, packing: Any, tick_ms: int) -> DataFrame:
     nullable = StructType([StructField(field.name, field.dataType) for field in frame.schema.fields])
     schema = spark._jvm.org.apache.spark.sql.types.DataType.fromJson(nullable.json())
     given = spark.sparkContext._gateway.new_array(spark._jvm.java.lang.Object, 1)
-    given[0] = f"{ROWS_MAX} {GAP_MICROS} {tick_ms} {len(nullable)}"
+    given[0] = f"{ROWS_MAX} {GAP_MICROS} {UNANSWERED_MICROS} {tick_ms} {len(nullable)}"
     made = packing.getConstructors()[0].newInstance(given)
     with _dates_of_one_calendar(spark):
         rows: Any = frame._jdf.toDF()
