@@ -17,7 +17,7 @@ from godwit.model.ownership import Incoming, Ownership
 from godwit.model.routing import Routing
 from godwit.model.units import Unit, Units
 from godwit.runtime.liveness.leases import Lease, host_directory, write_lease
-from godwit.runtime.messages import CheckTimers, TimersDue
+from godwit.runtime.messages import CheckTimers, CheckWatermark, TimersDue, WatermarkMoved
 from godwit.spark.checkpoint.flock_directory import FlockDirectory, read_roster
 from godwit.spark.checkpoint.history import FILE, History
 from godwit.spark.define.timer_source import TimerReader
@@ -130,6 +130,24 @@ def test_timers_of_a_host_that_is_about_to_be_back_are_waited_for(tmp_path: Path
     reader.stop()
     assert before.stop(2.0)
     assert after.stop(2.0)
+
+
+def test_a_driver_that_is_busy_is_asked_again_whether_the_watermark_has_moved(tmp_path: Path) -> None:
+    """With `availableNow` there is no later trigger that could ask, and timers would wait for the next rows."""
+    FlockDirectory.open(tmp_path, 1, 8)
+    busy = iter([True, False])
+
+    def moved(_: CheckWatermark) -> WatermarkMoved:
+        if next(busy):
+            raise HostUnavailable("busy")
+        return WatermarkMoved(True)
+
+    driver = Service("127.0.0.1", "token", typed.actions({CheckWatermark: moved}))
+    given = {"operator": "speed", "checkpoint": str(tmp_path), "hosts": "host-0", "token": "token"}
+    reader = TimerReader(given | {"controller": f"127.0.0.1:{driver.ports}"})
+    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable())["tick"] > 0
+    reader.stop()
+    assert driver.stop(2.0)
 
 
 # -- tables from what hosts say --------------------------------------------------------------------------------------

@@ -117,25 +117,26 @@ class TimerReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A host that does not answer is waited for a while: a batch with rows would wait for that host, too.
 
         After that it counts as one without due timers, and the next trigger asks it again. So if the host is back in time, its
-        timers fire in the batch in which they are due, also where no rows have come.
+        timers fire in the batch in which they are due, also where no rows have come. A driver that is busy is waited for in the
+        same way: with `availableNow` there is no next trigger.
         """
         until_s = ports.now_s() + ANSWER_S
         while True:
             hosts = read_roster(self._checkpoint) or self._defined_with
             at_ms = _now_ms() if self._until_ms is None else min(_now_ms(), self._until_ms)
-            due = [self._due(host, at_ms) for host in hosts]
+            due = [*(self._due(host, at_ms) for host in hosts), self._watermark_moved()]
             if any(due) or None not in due or ports.now_s() > until_s:
-                return any(due) or self._watermark_moved()
+                return any(due)
             ports.sleep(PAUSE_S)
 
-    def _watermark_moved(self) -> bool:
-        """As in Spark, a batch without data follows where the watermark of the query has moved."""
+    def _watermark_moved(self) -> bool | None:
+        """As in Spark, a batch without data follows where the watermark of the query has moved. None if nobody answers."""
         if self._controller is None:
             return False
         try:
             return self._ask(self._controller, CheckWatermark(self._operator)).moved
         except GodwitError:
-            return False  # the driver is busy, or the flock is closed: the next trigger asks again
+            return None
 
     def _due(self, host: str, at_ms: int) -> bool | None:
         """None if the host does not answer. A host that has never served has no timers."""
