@@ -77,7 +77,7 @@ def _figures(
     options = {"rows_per_second": 0, "rows_per_batch": settings.batch_rows, "rows": rows, **work.options()}
     watch.phase("filling state")
     frame = work.operated(spark, flock, open_loop.source(spark, options))
-    copies = _Copies(flock, settings) if settings.way == "standby" else None
+    copies = Copies(flock, settings.hosts) if settings.way == "standby" else None
     watch.phase("counting")
     running = open_loop.Running(frame, checkpoint)
     running.wait_rows(rows, lambda seen: watch.rows(seen, rows))
@@ -96,12 +96,12 @@ def _figures(
     }
 
 
-class _Copies:
+class Copies:
     """Of half of the keys, on the last host, kept up to date until the question what they cost."""
 
-    def __init__(self, flock: godwit.Flock, settings: RestSettings) -> None:
-        groups = sideways(HALF, settings.hosts, GROUPS)
-        self._standing = flock.standby(NAME, to=f"host-{settings.hosts - 1}", groups=groups, progress=False)
+    def __init__(self, flock: godwit.Flock, hosts: int) -> None:
+        groups = sideways(HALF, hosts, GROUPS)
+        self._standing = flock.standby(NAME, to=f"host-{hosts - 1}", groups=groups, progress=False)
         # What is told later may be seconds old, until all is over; that they stand has been heard just now.
         self._to_begin_with_bytes = self._sent()
 
@@ -118,6 +118,12 @@ class _Copies:
 
 def streams_between(hosts: Mapping[str, Mapping[str, Any]]) -> int:
     """How many connections hosts have opened to one another."""
-    ports = {int(host["address"].rpartition(":")[2]) for host in hosts.values()}
+    ports = ports_of(hosts)
     opened = [connection for host in hosts.values() for connection in psutil.Process(host["pid"]).net_connections()]
     return sum(bool(each.raddr) and each.raddr.port in ports for each in opened)
+
+
+def ports_of(hosts: Mapping[str, Mapping[str, Any]]) -> set[int]:
+    """On which hosts listen; an address is machine:requests/streams."""
+    both = (host["address"].rpartition(":")[2] for host in hosts.values())
+    return {int(port) for ports in both for port in ports.split("/")}

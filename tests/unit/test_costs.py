@@ -14,7 +14,7 @@ from benchmarks.campaign import campaign, cases
 from benchmarks.campaign.cases import Case
 from benchmarks.command import main
 from benchmarks.experiments import failure, stopwatch, throughput
-from benchmarks.experiments.costs import RestSettings
+from benchmarks.experiments.costs import RestSettings, ports_of
 from benchmarks.experiments.failure import FailureSettings
 from benchmarks.experiments.phases import spans_of
 from benchmarks.experiments.stopwatch import Stopwatch, parts_of
@@ -332,3 +332,11 @@ def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
         main(["run", "--help"])
     out = capsys.readouterr().out
     assert all(f"\n  {name}  " in out for name in cases.EXPERIMENTS)
+
+
+# -- at rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_listen_on_both_ports_of_their_address() -> None:
+    hosts = {"host-0": {"address": "127.0.0.1:4000/4001"}, "host-1": {"address": "[::1]:5000/5001"}}
+    assert ports_of(hosts) == {4_000, 4_001, 5_000, 5_001}
