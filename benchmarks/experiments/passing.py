@@ -14,26 +14,31 @@ from typing import Any, Final
 
 import numpy as np
 import psutil
+import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import godwit
 from benchmarks.inside.names import as_they_come
+from benchmarks.running.measures import counted, wrong_keys
 from benchmarks.running.realtime import Feed, RealTime
 from benchmarks.running.record import circumstances, run_id
 from benchmarks.running.scratch import scratch
 from benchmarks.running.session import session
 from benchmarks.running.triggers import REAL_TIME
 from benchmarks.running.watch import Watch
-from benchmarks.workloads.computation import LANES, NAME
+from benchmarks.workloads.computation import LANES, NAME, rows_by_key
 from benchmarks.workloads.tally import Tally
 from godwit.errors import DefinitionError
 from godwit.testing.latency import Departures, Reals
+from godwit.testing.open_loop import column
 from godwit.workload import Workload
 
 WARM_UP_S: Final = 6.0
 BOUNDARY_S: Final = 1.0  # rows so long after the end of a batch belong to the change from batch to batch
+KEPT_UP: Final = 0.99  # of the rate comes out, or the rate is not sustained
+NOT_OURS: Final = ("kafka.Kafka", "godwit.testing.kafka_load", "benchmarks.running.reader")  # broker, load and reader
 
 
 class Counting(StatefulProcessor):
@@ -77,6 +82,7 @@ WAYS: Final[Mapping[str, Callable[..., DataFrame] | None]] = {
     "native": _native,
     "unchanged": _unchanged,
 }
+COUNTING: Final = ("native", "unchanged")  # their rows tell how many of their key there were
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,9 @@ def measure(spark: SparkSession, settings: PassingSettings, watch: Watch) -> dic
         if make is None:
             return {**asdict(settings), **_figures(_copied(feed.frame), feed, settings, directory, watch)}
         with godwit.Flock(spark, hosts=settings.hosts, checkpoint=f"{directory}/godwit") as flock:
-            return {**asdict(settings), **_figures(make(flock, feed.frame, settings), feed, settings, directory, watch)}
+            figures = _figures(make(flock, feed.frame, settings), feed, settings, directory, watch)
+            wrong = wrong_state(flock, settings) if settings.way == "native" else None
+            return {**asdict(settings), **figures, "wrong_state": wrong}
 
 
 def _figures(frame: DataFrame, feed: Feed, settings: PassingSettings, directory: str, watch: Watch) -> dict[str, Any]:
@@ -140,25 +148,45 @@ def _figures(frame: DataFrame, feed: Feed, settings: PassingSettings, directory:
     running = RealTime(frame, feed, LANES, f"{directory}/spark", settings.batch_s or None)
     show = lambda seen: watch.rows(seen, workload.end)  # noqa: E731
     running.wait_until(feed.start_s + WARM_UP_S, show)
-    before_s, began_s = _cpu_s(), time.time()
+    before_s, began_s = cpu_s(), time.time()
     running.wait_until(feed.start_s + WARM_UP_S + settings.steady_s, show)
-    used_s = (_cpu_s() - before_s) / (time.time() - began_s)
+    used_s = (cpu_s() - before_s) / (time.time() - began_s)
     running.wait_rows(workload.end, show)
     ends_s = running.batch_ends_s()
     rows = running.arrivals.rows()
     running.finish()
     departures = running.departures(rows)
-    steady = departures.between(feed.start_s + WARM_UP_S, feed.start_s + WARM_UP_S + settings.steady_s)
+    steady_s = feed.start_s + WARM_UP_S
+    steady = departures.between(steady_s, steady_s + settings.steady_s)
     last = departures.latency_ms[-1]
+    out_per_s = round(len(steady) / settings.steady_s)
     return {
         **latencies(steady.latency_ms),
-        "rows_out_per_s": round(len(steady) / settings.steady_s),
+        "rows_out_per_s": out_per_s,
+        "sustained": out_per_s >= KEPT_UP * settings.rate,
         "cores_used": round(used_s, 2),
         "rows": workload.end,
-        "lost": workload.end - len(rows),
+        **exactness(rows, workload, settings.way),
         "after_silence_ms": round(float(last), 1) if settings.silence_s else None,
         "boundary_max_ms": boundaries(departures, ends_s) if settings.batch_s else None,
+        "boundary_p99_ms": around_boundaries(steady, ends_s) if settings.batch_s else None,
     }
+
+
+def exactness(rows: pa.Table, workload: Workload, way: str) -> dict[str, int]:
+    """As for other runs. A copy does not count rows, so all that can be said of it is how many are missing or too many."""
+    if way in COUNTING:
+        return counted(column(rows, "key"), column(rows, "count"), rows_by_key(workload))
+    missing = workload.end - len(rows)
+    return {"lost": max(missing, 0), "duplicated": max(-missing, 0)}
+
+
+def wrong_state(flock: godwit.Flock, settings: PassingSettings) -> int:
+    """Keys whose count is wrong at the end; a key that no row had has no state."""
+    counts = rows_by_key(settings.workload)
+    expected = {key: n for key, n in enumerate(counts.tolist()) if n}
+    stored = flock.state(NAME).select("key", "state.n").collect()
+    return wrong_keys([(row.key, row.n) for row in stored], expected)
 
 
 def latencies(waits: Reals) -> dict[str, float | None]:
@@ -176,12 +204,19 @@ def boundaries(rows: Departures, ends_s: Sequence[float]) -> list[float]:
     return [round(float(part.max()), 1) for part in parts if len(part)]
 
 
-def _cpu_s() -> float:
+def around_boundaries(rows: Departures, ends_s: Sequence[float]) -> float | None:
+    """The highest p99 of the rows that left about the end of a batch, over all batches that ended while rows were measured."""
+    parts = [rows.between(end_s - BOUNDARY_S, end_s + BOUNDARY_S).latency_ms for end_s in ends_s]
+    highest = [float(np.percentile(part, 99)) for part in parts if len(part)]
+    return round(max(highest), 2) if highest else None
+
+
+def cpu_s() -> float:
     """Of this process and all that it has started, and is still there: Spark, workers, hosts; not the broker, nor the load."""
     total = 0.0
     for process in psutil.Process(os.getpid()).children(recursive=True):
         try:
-            if not any(word in " ".join(process.cmdline()) for word in ("kafka.Kafka", "godwit.testing.kafka_load")):
+            if not any(word in " ".join(process.cmdline()) for word in NOT_OURS):
                 times = process.cpu_times()
                 total += times.user + times.system
         except psutil.Error:
