@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks import peers
 from benchmarks.campaign.cases import Case, Kind
-from benchmarks.experiments import costs, failure, migration, throughput
+from benchmarks.experiments import costs, failure, migration, passing, rest_in_real_time, throughput
 from benchmarks.running.record import circumstances, commit, machine, run_id
 from benchmarks.running.session import session
 from benchmarks.running.settings import Settings
@@ -29,14 +29,23 @@ from godwit.errors import DefinitionError, GodwitError
 
 NAME: Final = "evaluation"
 FIRST: Final = costs.RestSettings(keys=1_000, batch_rows=2_000, batches=10)  # done for its own sake
+FIRST_IN_REAL_TIME: Final = passing.PassingSettings(steady_s=3.0)
 AnySettings: TypeAlias = (
-    Settings | costs.RestSettings | failure.FailureSettings | throughput.ThroughputSettings | peers.PeerSettings
+    Settings
+    | costs.RestSettings
+    | rest_in_real_time.LoadedSettings
+    | failure.FailureSettings
+    | throughput.ThroughputSettings
+    | passing.PassingSettings
+    | peers.PeerSettings
 )
 SETTINGS: Final[Mapping[Kind, Callable[..., AnySettings]]] = {
     "migration": Settings,
     "rest": costs.RestSettings,
+    "rest-in-real-time": rest_in_real_time.LoadedSettings,
     "failure": failure.FailureSettings,
     "throughput": throughput.ThroughputSettings,
+    "passing": passing.PassingSettings,
     "peer": peers.PeerSettings,
 }
 
@@ -84,6 +93,8 @@ def opened(group: Sequence[Case], trigger: Trigger, watch: Watch) -> SparkSessio
     spark = session(max(FIRST.slots, *(slots(case) for case in group)), trigger)
     if trigger == MICRO_BATCH:
         costs.measure(spark, FIRST, watch)
+    else:
+        passing.measure(spark, FIRST_IN_REAL_TIME, watch)
     return spark
 
 
@@ -101,6 +112,10 @@ def measured(spark: SparkSession | None, case: Case, repeat: int, watch: Watch) 
             return {"rate_rows_per_s": settings.rate, **failure.measure(spark, settings, watch)}
         case costs.RestSettings():
             return costs.measure(spark, settings, watch)
+        case rest_in_real_time.LoadedSettings():
+            return {"rate_rows_per_s": settings.rate, **rest_in_real_time.measure(spark, settings, watch)}
+        case passing.PassingSettings():
+            return {"rate_rows_per_s": settings.rate, **passing.measure(spark, settings, watch)}
         case throughput.ThroughputSettings():
             return throughput.measure(spark, settings, watch)
         case _:

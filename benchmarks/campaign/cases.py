@@ -35,7 +35,16 @@ FAILURE_KEYS: Final = 10_000
 LINK_BYTES_PER_S: Final = 2 * MEGABYTE  # between two sites: what moves takes seconds, and who waits for it shows
 EVEN_ORDERS: Final = ("sudden", "batched", "by-backlog")  # no key is hot, so the others are as good as these
 ALONE: Final = "one lane and one host"
-Kind = Literal["migration", "rest", "failure", "throughput", "peer"]
+AT_REST: Final = "nothing moves"
+KAFKA: Final = "kafka"
+COPY: Final = "copy"
+PASSING: Final = (COPY, "native")
+# In real time a move gives way to rows, so it takes seconds where it takes parts of a second between micro-batches.
+REAL_TIME_PHASES: Final = {"warm_up_s": 4.0, "steady_s": 5.0, "after_s": 8.0}
+AIMED_RATE: Final = 4_000  # rows a second in real time, of which the aims speak
+KAFKA_S: Final = 10.0  # of a run from Kafka to Kafka, beside its load: until a row is due, and the last commit
+Kind = Literal["migration", "rest", "failure", "throughput", "peer", "passing", "rest-in-real-time"]
+IN_REAL_TIME: Final = ("passing", "rest-in-real-time")  # kinds that have no other trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +70,14 @@ class Case:
     @property
     def about_s(self) -> float:
         """How long it takes, for those who want to know before."""
+        kafka_s = KAFKA_S if self.trigger == REAL_TIME else 0.0
+        if self.kind in IN_REAL_TIME:
+            lasting_s = sum(self.settings.get(name, 0.0) for name in ("steady_s", "silence_s"))
+            return OVERHEAD_S + START_S + kafka_s + float(lasting_s)
         if "after_s" not in self.settings:
             return BATCHES_S
         stop_s = RESTART_MORE_S if self.kind == "peer" or self.way == RESTART else 0.0
-        return OVERHEAD_S + START_S + stop_s + float(sum(self.settings[name] for name in PHASES))
+        return OVERHEAD_S + START_S + kafka_s + stop_s + float(sum(self.settings[name] for name in PHASES))
 
     def runs(self, asked: int) -> int:
         """How often it is repeated."""
@@ -72,7 +85,8 @@ class Case:
 
     @property
     def trigger(self) -> Trigger:
-        return REAL_TIME if self.settings.get("trigger") == REAL_TIME else MICRO_BATCH
+        in_real_time = self.kind in IN_REAL_TIME or self.settings.get("trigger") == REAL_TIME
+        return REAL_TIME if in_real_time else MICRO_BATCH
 
     def labels(self) -> dict[str, Any]:
         return {
@@ -81,7 +95,9 @@ class Case:
             "workload": ", ".join(filter(None, [self.settings.get("workload", KEY_COUNT), self.under])),
             "system": self.system,
             "way": self.way,
-            "trigger": self.trigger if self.system == GODWIT else None,  # theirs stand beside both of ours
+            # Theirs stand beside both of ours.
+            "trigger": self.trigger if self.system == GODWIT or self.kind in IN_REAL_TIME else None,
+            "through": KAFKA if self.trigger == REAL_TIME else None,
             "swept": self.swept,
             "at": self.at,
         }
@@ -128,6 +144,25 @@ def sweeps() -> Iterator[Case]:
     yield _swept(SWEPT, "hosts", 1, hosts=1, target="scale-out")  # to two: there is no other to move keys to
     for hosts in (2, 4, 6):
         yield _swept(SWEPT, "hosts", hosts, hosts=hosts)
+    yield from _sweeps_in_real_time()
+
+
+def _sweeps_in_real_time() -> Iterator[Case]:
+    for protocol in (SWEPT, "push"):
+        for size in (1_024, 64 << 10, MEGABYTE, 10 * MEGABYTE):
+            keys = min(10_000, STATE_MAX_BYTES // size)
+            yield _in_real_time(_swept(protocol, "state_bytes", size, state_bytes=size, keys=keys))
+    for moved, after_s in ((100, 6.0), (1_000, 6.0), (10_000, 16.0), (100_000, 120.0)):
+        yield _in_real_time(_swept(SWEPT, "keys_moved", moved, keys=2 * moved), after_s=after_s)
+    for rate in (500, 2_000, 4_000, 8_000):
+        yield _in_real_time(_swept(SWEPT, "rate", rate), rate=rate)
+    for rows in (10, 100, 1_000):
+        keys = min(10_000, WINDOW_ROWS_MAX // rows)
+        yield _in_real_time(_swept(SWEPT, "window_rows", rows, workload=COUNT_WINDOW, window_rows=rows, keys=keys))
+    for skew in (0.0, 1.0, 1.5):
+        yield _in_real_time(_swept(SWEPT, "skew", skew, skew=skew))
+    for hosts in (2, 4):  # with more, the processes of hosts have no core left on two cores
+        yield _in_real_time(_swept(SWEPT, "hosts", hosts, hosts=hosts))
 
 
 def _swept(protocol: str, name: str, at: float, **settings: Any) -> Case:
@@ -142,13 +177,23 @@ def costs() -> Iterator[Case]:
     for protocol in ALL_PROTOCOLS:
         yield _ours("E3", f"moving/{protocol}", protocol, state_bytes=10 << 10)
     for way in ("no-support", "at-rest", "standby"):
-        yield Case("E3", f"rest/{way}", GODWIT, way, {"way": way}, given_kind="rest", under="nothing moves")
+        yield Case("E3", f"rest/{way}", GODWIT, way, {"way": way}, given_kind="rest", under=AT_REST)
+    for protocol in ALL_PROTOCOLS:
+        yield _in_real_time(_ours("E3", f"moving/{protocol}", protocol, state_bytes=10 << 10))
+    for way in ("no-support", "at-rest", "standby"):  # at the same rate: what they take for it is compared
+        settings = {"way": way, "rate": AIMED_RATE, "steady_s": 15.0}
+        yield Case("E3", f"real-time/rest/{way}", GODWIT, way, settings, given_kind="rest-in-real-time", under=AT_REST)
 
 
 # -- E4: the order in which keys go ----------------------------------------------------------------------------------
 
 
 def orders() -> Iterator[Case]:
+    yield from _ordered()
+    yield from map(_in_real_time, _ordered())
+
+
+def _ordered() -> Iterator[Case]:
     for skew, load, compared in ((0.0, "uniform", EVEN_ORDERS), (1.0, "zipf", tuple(ORDERS))):
         for order in compared:
             yield _under(f"{load} load", _ours("E4", f"{load}/{order}", "pause", order=order, skew=skew))
@@ -198,6 +243,26 @@ def throughput() -> Iterator[Case]:
     for rows in (5_000, 100_000):
         alone = {"batch_rows": rows, "hosts": 1, "lanes": 1, "profile": True}
         yield replace(_counted("native", "batch_rows", rows, **alone), name=f"profile={rows}/native", under=ALONE)
+    yield from _passing_in_real_time()
+
+
+def _passing_in_real_time() -> Iterator[Case]:
+    """Rows from Kafka to Kafka while nothing moves, beside a copy in the JVM."""
+    for rate in (500, 2_000, 8_000, 16_000, 30_000):
+        for way in PASSING:
+            yield _passed(way, f"rate={rate}", swept="rate", at=rate, rate=rate, steady_s=15.0)
+    for way in PASSING:
+        quiet = _passed(way, "silence=60", rate=2_000, steady_s=10.0, silence_s=60.0)
+        yield replace(quiet, under="one row after a minute of silence")
+    for batch_s, steady_s, ways in ((10, 40.0, PASSING), (300, 305.0, PASSING[1:])):  # a batch, and more
+        for way in ways:
+            settings = {"rate": 2_000, "batch_s": float(batch_s), "steady_s": steady_s}
+            yield _passed(way, f"batch_s={batch_s}", swept="batch_s", at=batch_s, **settings)
+
+
+def _passed(way: str, name: str, swept: str | None = None, at: float | None = None, **settings: Any) -> Case:
+    system = "spark" if way == COPY else GODWIT
+    return Case("E6", f"real-time/{name}/{way}", system, way, {"way": way, **settings}, swept, at, "passing")
 
 
 def _counted(way: str, swept: str, at: float, **settings: Any) -> Case:
@@ -212,6 +277,12 @@ def _ours(
     experiment: str, name: str, protocol: str, swept: str | None = None, at: float | None = None, **settings: Any
 ) -> Case:
     return Case(experiment, name, GODWIT, protocol, {"protocol": protocol, "rate": RATE, **settings}, swept, at)
+
+
+def _in_real_time(case: Case, **settings: Any) -> Case:
+    """The same from Kafka to Kafka, with the load of the aims unless another is given."""
+    usual = {**REAL_TIME_PHASES, "trigger": REAL_TIME, "rate": AIMED_RATE}
+    return replace(case, name=f"real-time/{case.name}", settings={**case.settings, **usual, **settings})
 
 
 EXPERIMENTS: Final = {

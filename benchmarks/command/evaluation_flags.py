@@ -19,11 +19,13 @@ Spark's own state (`make peers` installs what they need). Repeats are interleave
 there; a command that was interrupted goes on where it stopped, on the same commit and machine.
 
   E1  protocols side by side: half of the keys move; micro-batch and real-time trigger
-  E2  sweeps: state per key, keys moved, rate, rows a window, skew, hosts
-  E3  where the time of a migration goes, phase by phase, and what protocols cost while nothing moves
-  E4  the order in which keys go, under even and skewed load
+  E2  sweeps: state per key, keys moved, rate, rows a window, skew, hosts; also in real time
+  E3  where the time of a migration goes, phase by phase, and what protocols cost while nothing moves;
+      also in real time
+  E4  the order in which keys go, under even and skewed load; also in real time
   E5  a host is killed: how soon its keys are back, by state, by how much changelog there is to replay, and by rate
-  E6  rows a second by hosts, rows a batch and state, beside Spark's own operators; where the time of a row goes
+  E6  rows a second by hosts, rows a batch and state, beside Spark's own operators; where the time of a row goes;
+      in real time, the latency of rows by rate, after a silence, and when one batch follows another
 
 --runs repeats E1 and the plain runs of E5. The other experiments and all sweeps run once, unless --only chooses them: then they
 are repeated, too. --list says how long the chosen runs take.
@@ -33,8 +35,10 @@ EXAMPLES = """
 examples:
   python -m benchmarks run --quick                      a few short runs, to see that all works (under 5 minutes)
   python -m benchmarks run E1 --runs 5
-  python -m benchmarks run E2 --only state_bytes,live   the runs with both texts in their names
+  python -m benchmarks run E2 --only state_bytes,live   the runs with both texts in their names; add -real-time
+                                                        for those between micro-batches only
   python -m benchmarks run E1 --only key-count,-flink   the runs without Flink
+  python -m benchmarks run E2 E3 E4 E6 --only real-time/ --runs 1   from Kafka to Kafka, with the real-time trigger
   python -m benchmarks run --list
 """
 RESULTS = Path("benchmarks/results/evaluation.jsonl")
@@ -121,6 +125,15 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _planned(chosen: Sequence[Case], runs: int) -> str:
+    """A line for each experiment and trigger, then one for all."""
+    parts: dict[str, list[Case]] = {}
+    for case in chosen:
+        parts.setdefault(f"{case.experiment}, {'peers' if case.kind == 'peer' else case.trigger}", []).append(case)
+    lines = [f"{part}: {_lasting(mine, runs)}" for part, mine in parts.items()]
+    return "\n".join([*(lines if len(lines) > 1 else ()), _lasting(chosen, runs)])
+
+
+def _lasting(chosen: Sequence[Case], runs: int) -> str:
     count = sum(case.runs(runs) for case in chosen)
     seconds = sum(case.runs(runs) * case.about_s for case in chosen)
     return f"{count} runs, about {seconds / 60:.0f} minutes"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.campaign import campaign
-from benchmarks.campaign.cases import EXPERIMENTS, Case, cases
-from benchmarks.running.settings import ALL_PROTOCOLS
+from benchmarks.campaign.cases import AIMED_RATE, EXPERIMENTS, KAFKA, STATE_MAX_BYTES, Case, cases
+from benchmarks.command import main
+from benchmarks.running.settings import ALL_PROTOCOLS, Settings
+from benchmarks.running.triggers import MICRO_BATCH, REAL_TIME
 from godwit.errors import DefinitionError
 
 
@@ -31,9 +33,72 @@ def test_runs_are_chosen_by_a_text_in_their_name() -> None:
     assert [case.name for case in cases(["E2"], only="state_bytes=1024/")] == [
         "state_bytes=1024/live",
         "state_bytes=1024/push",
+        "real-time/state_bytes=1024/live",
+        "real-time/state_bytes=1024/push",
     ]
-    assert [case.at for case in cases(["E2"], only="hosts,live")] == [1, 2, 4, 6]
-    assert [case.name for case in cases(["E2"], "state_bytes=1024,-push")] == ["state_bytes=1024/live"]
+    assert [case.at for case in cases(["E2"], only="hosts,live,-real-time")] == [1, 2, 4, 6]
+    assert [case.name for case in cases(["E2"], "state_bytes=1024,-push,-real-time")] == ["state_bytes=1024/live"]
+
+
+# -- in real time ----------------------------------------------------------------------------------------------------
+
+IN_REAL_TIME = ("E2", "E3", "E4", "E6")
+
+
+def test_runs_in_real_time_are_chosen_by_their_name_and_take_an_hour_at_most() -> None:
+    chosen = cases(IN_REAL_TIME, only="real-time/")
+    assert {case.experiment for case in chosen} == set(IN_REAL_TIME)
+    assert {case.trigger for case in chosen} == {REAL_TIME}
+    assert {case.trigger for case in cases(IN_REAL_TIME, only="-real-time/")} == {MICRO_BATCH}
+    assert sum(case.about_s for case in chosen) <= 3_600
+
+
+def test_a_line_of_a_run_in_real_time_cannot_be_taken_for_one_between_micro_batches() -> None:
+    for case in cases([]):
+        labels = case.labels()
+        in_real_time = case.name.startswith("real-time/") and case.kind != "peer"
+        assert (labels["trigger"] == REAL_TIME) == in_real_time
+        assert (labels["through"] == KAFKA) == (case.trigger == REAL_TIME)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "points"),
+    [("state_bytes", [1 << 10, 64 << 10, 1 << 20, 10 << 20]), ("keys_moved", [100, 1_000, 10_000, 100_000])],
+)
+def test_sweeps_in_real_time_have_the_points_and_the_load_of_the_aims(parameter: str, points: list[int]) -> None:
+    swept = cases(["E2"], only=f"real-time/{parameter},live")
+    assert [case.at for case in swept] == points
+    assert {case.settings["rate"] for case in swept} == {AIMED_RATE}
+    for case in swept:
+        settings = campaign.settings_of(case)
+        assert isinstance(settings, Settings)
+        assert settings.keys * settings.state_bytes <= STATE_MAX_BYTES
+
+
+def test_orders_and_protocols_are_the_same_with_both_triggers() -> None:
+    for experiment, part in (("E4", ""), ("E3", "moving")):
+        between = [case.name for case in cases([experiment], only=f"{part},-real-time")]
+        assert [case.name for case in cases([experiment], only=f"real-time/{part}")] == [
+            f"real-time/{n}" for n in between
+        ]
+
+
+def test_ours_passes_rows_at_the_rates_of_the_copy() -> None:
+    rates = {way: [case.at for case in cases(["E6"], only=f"real-time/rate=,/{way}")] for way in ("copy", "native")}
+    assert rates["copy"] == rates["native"] == [500, 2_000, 8_000, 16_000, 30_000]
+
+
+def test_a_batch_ends_while_rows_are_measured() -> None:
+    for case in cases(["E6"], only="real-time/batch_s"):
+        assert case.settings["steady_s"] > case.settings["batch_s"] == case.at
+
+
+def test_list_says_how_long_each_part_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "E2", "E6", "--only", "real-time/", "--list"]) == 0
+    out, err = capsys.readouterr()
+    assert "E6 real-time/silence=60/native" in out
+    assert [line.split(": ")[0] for line in err.splitlines()[:-1]] == ["E2, real-time", "E6, real-time"]
+    assert all(line.endswith("minutes") for line in err.splitlines())
 
 
 def test_larger_state_per_key_means_fewer_keys_not_more_memory() -> None:

@@ -73,7 +73,8 @@ def test_runs_that_do_not_compare_are_told_apart() -> None:
 def test_phases_are_the_same_for_all_under_a_load_unless_a_case_has_its_own() -> None:
     for case in cases.cases([]):
         under_load = case.kind in ("migration", "failure", "peer")
-        assert (cases.PHASES.keys() & case.settings.keys()) == (cases.PHASES.keys() if under_load else set())
+        lasting = {"steady_s"} if case.kind in cases.IN_REAL_TIME else set()
+        assert (cases.PHASES.keys() & case.settings.keys()) == (cases.PHASES.keys() if under_load else lasting)
     live = named("E1", "key-count/live").settings
     assert {name: live[name] for name in cases.PHASES} == cases.PHASES
 
@@ -321,7 +322,7 @@ def test_a_line_is_json_that_says_its_batch(tmp_path: Path) -> None:
 
 
 def test_the_list_of_runs_says_how_long_they_take(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "E3", "--only", "rest/", "--runs", "3", "--list"]) == 0
+    assert main(["run", "E3", "--only", "rest/,-real-time", "--runs", "3", "--list"]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines() == ["E3 rest/no-support", "E3 rest/at-rest", "E3 rest/standby"]
     assert "9 runs, about 2 minutes" in told.err
