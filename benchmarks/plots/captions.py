@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+from benchmarks.running.triggers import REAL_TIME
 
 JITTER: Final = "peak_jitter_p99_ms"
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """`columns` make its table, `drawn` its bars and sweeps; `by` is what is compared."""
+    """`columns` make its table, `drawn` its bars and sweeps; `by` is what is compared.
+
+    `in_real_time`: more of both, of runs with the real-time trigger only.
+    """
 
     name: str
     title: str
@@ -19,6 +24,19 @@ class Experiment:
     drawn: tuple[str, ...]
     by: Literal["way", "order"] = "way"
     phases: bool = False  # whether it is about the phases of a migration
+    in_real_time: tuple[str, ...] = ()
+
+    def of(self, trigger: str) -> Experiment:
+        """As it is for runs with this trigger."""
+        if trigger != REAL_TIME or not self.in_real_time:
+            return self
+        more = self.in_real_time
+        return replace(self, columns=(*self.columns, *more), drawn=(*self.drawn, *more), in_real_time=())
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """All that any of its runs may have."""
+        return (*self.columns, *self.drawn, *self.in_real_time)
 
 
 SUFFERED: Final = (JITTER, "disruption_ms", "stall_p50_ms", "stall_p99_ms", "stall_max_ms", "stabilise_s")
@@ -45,12 +63,13 @@ EXPERIMENTS: Final = (
         "One thing at a time is made larger: state, keys, load, windows, skew, hosts. A protocol that scales stays flat.",
         (JITTER, "disruption_ms", "stall_p99_ms", "reconfiguration_s"),
         (JITTER, "disruption_ms", "stall_p99_ms", "reconfiguration_s"),
+        in_real_time=("stall_max_ms", "steady_peak_jitter_p99_ms"),
     ),
     Experiment(
         "E3",
         "Where the time goes, and what it costs",
         "The phases of a migration, and its price: bytes, memory, CPU, rows sent twice; and what a protocol costs when nothing"
-        " moves.",
+        " moves: in rows a second at full speed, or in real time in processor time at a rate that all carry.",
         (
             *("reconfiguration_s", "bytes_moved", "rows_sent_twice", "extra_memory_bytes_max", "cpu_s"),
             *("rows_per_s", "rest_bytes_per_s", "rest_memory_bytes"),
@@ -60,6 +79,7 @@ EXPERIMENTS: Final = (
             *("rows_per_s", "rest_bytes_per_s", "rest_memory_bytes"),
         ),
         phases=True,
+        in_real_time=("cores_used", "p50_ms", "p99_ms"),
     ),
     Experiment(
         "E4",
@@ -83,8 +103,13 @@ EXPERIMENTS: Final = (
         "E6",
         "Throughput, and the cost of a row",
         "Rows a second when nothing but the query holds them back, and where the microseconds of a row go: with one lane, one"
-        " host and one window of rows on its way, so that nothing overlaps and the parts add up to the time of a batch.",
+        " host and one window of rows on its way, so that nothing overlaps and the parts add up to the time of a batch."
+        " In real time, from Kafka to Kafka: the latency of rows by rate, beside a copy by Spark without Python and state.",
         ("rows_per_s", "batch_ms"),
         ("rows_per_s", "batch_ms"),
+        in_real_time=(
+            *("p50_ms", "p99_ms", "max_ms", "after_silence_ms", "boundary_p99_ms"),
+            *("rows_out_per_s", "cores_used"),
+        ),
     ),
 )

@@ -38,6 +38,7 @@ WAYS: Final = (  # the order in which they are shown, everywhere
     ("godwit", "at-rest"),
     ("godwit", "no-support"),
     ("godwit", "backup"),
+    ("spark", "copy"),
 )
 
 

@@ -47,6 +47,13 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "cpu_s": Figure("CPU", "s"),
     "rows_per_s": Figure("throughput", "rows/s"),
     "batch_ms": Figure("time of a batch", "ms"),
+    "p50_ms": Figure("p50", "ms"),
+    "p99_ms": Figure("p99", "ms"),
+    "max_ms": Figure("max", "ms"),
+    "rows_out_per_s": Figure("rows out", "rows/s"),
+    "cores_used": Figure("processor time", "s a second"),
+    "after_silence_ms": Figure("the row after the silence", "ms"),
+    "boundary_p99_ms": Figure("highest p99 within a second of a batch's end", "ms"),
 }
 
 SWEPT: Final[Mapping[str, str]] = {
@@ -57,6 +64,7 @@ SWEPT: Final[Mapping[str, str]] = {
     "skew": "skew (Zipf exponent)",
     "hosts": "hosts",
     "batch_rows": "rows a batch",
+    "batch_s": "seconds of a batch",
     "state_total_bytes": "state of all keys",
     "segment_bytes": "changelog that a host may have to replay",
 }

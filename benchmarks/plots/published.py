@@ -57,11 +57,20 @@ class Sweep:
     at: list[float]
     values: list[float]
     between: list[float]
+    setting: str
 
     def text(self) -> str:
         if self.values:
             return ", ".join(f"{value:g}" for value in self.values) + " ms"
         return f"{self.between[0]:g}-{self.between[1]:g} ms throughout"
+
+    def at_point(self, point: float) -> str:
+        """What it says of this point, in ms; empty if nothing."""
+        if self.values:
+            return f"{self.values[self.at.index(point)]:g}" if point in self.at else ""
+        # A megabyte may be a little less or more in a paper than here.
+        inside = 0.9 * min(self.at) <= point <= 1.1 * max(self.at)
+        return f"{self.between[0]:g}-{self.between[1]:g}" if inside else ""
 
 
 @cache

@@ -16,6 +16,7 @@ from benchmarks.report.keys import keys_part, newest_of_each
 from benchmarks.report.real_time_part import real_time_part, settings_part
 from benchmarks.running.measures import spread as spread_of
 from benchmarks.running.record import RESULTS, ROOT, every, newest
+from benchmarks.running.triggers import MICRO_BATCH
 
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 NAMES = {
@@ -176,10 +177,13 @@ FLAT = 2.0  # the aim: stall changes by less than this
 def sweep_part() -> list[str]:
     """Whether `live` stays flat as state per key and the number of keys grow."""
     swept = [run.line for run in evaluated().runs if run.text("experiment") == "E2" and run.text("way") == "live"]
-    rows = [dict(line) for line in swept if line["swept"] in SWEEPS]
+    rows = [dict(line) for line in swept if line["swept"] in SWEEPS and line["trigger"] == MICRO_BATCH]
     if not rows:
         return []
-    parts = [f"`live`, swept, on {_circumstances(rows[0])}; made by `python -m benchmarks run E2 --only live`.", ""]
+    parts = [
+        f"`live`, swept, on {_circumstances(rows[0])}; made by `python -m benchmarks run E2 --only live,-real-time`.",
+        "",
+    ]
     for name, heading in SWEEPS.items():
         mine = [row for row in rows if row["swept"] == name]
         if mine:

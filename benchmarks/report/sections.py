@@ -9,16 +9,19 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
+from benchmarks.campaign.cases import KAFKA
 from benchmarks.plots import drawings, published
 from benchmarks.plots.blocks import Block, Cell, Part, Section, Table, Words
 from benchmarks.plots.captions import EXPERIMENTS, JITTER, Experiment
-from benchmarks.plots.cells import spread_cell
+from benchmarks.plots.cells import NONE, spread_cell
 from benchmarks.plots.drawings import Classes
 from benchmarks.plots.evaluation import Evaluation, Panel, Run, Spread, over
 from benchmarks.plots.figures import MISSING, SWEPT, bytes_, figure, number, point, swept
 from benchmarks.plots.groups import Group, grouped
 from benchmarks.report.comparison import compared, published_table
+from benchmarks.report.real_time_aims import aims_section
 from benchmarks.report.summary import summary
+from benchmarks.running.triggers import REAL_TIME
 
 LATE: Final = "†"
 LOAD: Final = "rate_rows_per_s"
@@ -26,7 +29,8 @@ LOAD: Final = "rate_rows_per_s"
 
 def sections(evaluation: Evaluation) -> list[Section]:
     classes = Classes.of(evaluation)
-    return [summary(evaluation), *(_section(evaluation, each, classes) for each in EXPERIMENTS)]
+    experiments = (_section(evaluation, each, classes) for each in EXPERIMENTS)
+    return [summary(evaluation), aims_section(evaluation), *experiments]
 
 
 def _section(evaluation: Evaluation, experiment: Experiment, classes: Classes) -> Section:
@@ -37,7 +41,7 @@ def _section(evaluation: Evaluation, experiment: Experiment, classes: Classes) -
     panels = [part for panel in ordered for part in _split(panel, _compared(panel, experiment))]
     opening = [Words(shows), *([] if panels else [Words(MISSING)])]
     remarks = [_remark(paper, text) for paper, text in published.remarks(name)]
-    there = {each for each in (*experiment.columns, *experiment.drawn) if any(over(p.runs, each) for _, p in panels)}
+    there = {each for each in experiment.figures if any(over(p.runs, each) for _, p in panels)}
     parts = [_part(panel, title, _compared(panel, experiment), classes, there) for title, panel in panels]
     if name == "E1":
         parts.append(published_table())
@@ -47,7 +51,8 @@ def _section(evaluation: Evaluation, experiment: Experiment, classes: Classes) -
 def _compared(panel: Panel, experiment: Experiment) -> Experiment:
     """Where all had the same order, it is the protocols that are compared."""
     same = len({run.text("order") for run in panel.runs}) <= 1
-    return replace(experiment, by="way") if same and experiment.by == "order" else experiment
+    own = experiment.of(panel.trigger)
+    return replace(own, by="way") if same and own.by == "order" else own
 
 
 def _rank(panel: Panel) -> int:
@@ -84,7 +89,7 @@ def _part(panel: Panel, title: str, experiment: Experiment, classes: Classes, th
         blocks += [*drawings.phases(groups, classes), *_phase_table(groups)] if experiment.phases else ()
         blocks += compared(panel) if experiment.name == "E1" else ()
     blocks += drawings.row_costs(panel, groups, classes)
-    return Part(title, [*blocks, *_notes(groups)])
+    return Part(title, [*blocks, *_notes(groups), *_not_through_kafka(panel)])
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -113,14 +118,22 @@ def _swept(panel: Panel, groups: Sequence[Group], experiment: Experiment, there:
     for name in known:
         head = [f"{figure(name).headed}, by {swept(panel.swept)}", *(point(panel.swept, at) for at in points)]
         rows = [[_name(group), *(_cell(group.at(at), name) for at in points)] for group in groups]
-        yield Table(head, rows)
+        yield Table(head, [*rows, *(_published(panel.swept, points) if name == JITTER else ())])
     line = published.sweep(panel.swept)
     if line is not None and JITTER in known:
         at = ", ".join(point(panel.swept, value) for value in line.at)
-        yield _remark(line.paper, f"peak jitter of its way ({line.way} here) {line.text()}, at {at}")
+        yield _remark(line.paper, f"peak jitter of its way ({line.way} here) {line.text()}, at {at}; {line.setting}")
     missing = [figure(name).heading for name in experiment.drawn if name not in there]
     if missing:
         yield Words(f"{MISSING.capitalize()}: {', '.join(missing)}.")
+
+
+def _published(parameter: str, points: Sequence[float]) -> Iterator[list[Cell]]:
+    """A row of what is published, if it says something of one of these points."""
+    line = published.sweep(parameter)
+    told = [line.at_point(at) for at in points] if line is not None else []
+    if line is not None and any(told):
+        yield [Cell(f"{line.way}, {line.paper} (published)"), *(Cell(each or NONE) for each in told)]
 
 
 def _phase_table(groups: Sequence[Group]) -> Iterator[Block]:
@@ -162,6 +175,13 @@ def _notes(groups: Sequence[Group]) -> Iterator[Block]:
         yield from _not_taken_over(group)
         for fault in dict.fromkeys(run.fault for run in group.runs if run.fault):
             yield Words(f"Not exact: {group.look.label}: {fault}.", wrong=True)
+
+
+def _not_through_kafka(panel: Panel) -> Iterator[Block]:
+    """Older runs in real time went another way, and their latencies leave out what Kafka adds."""
+    ours = [run for run in panel.runs if run.text("trigger") == REAL_TIME]
+    if any(run.text("through") != KAFKA for run in ours):
+        yield Words("These runs did not go through Kafka: the benchmark made and took the rows itself.")
 
 
 def _not_taken_over(group: Group) -> Iterator[Block]:
