@@ -97,7 +97,7 @@ class Case:
             "way": self.way,
             # Theirs stand beside both of ours.
             "trigger": self.trigger if self.system == GODWIT or self.kind in IN_REAL_TIME else None,
-            "through": KAFKA if self.trigger == REAL_TIME else None,
+            "through": KAFKA if self.trigger == REAL_TIME else self.settings.get("through"),
             "swept": self.swept,
             "at": self.at,
         }

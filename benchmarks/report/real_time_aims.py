@@ -1,7 +1,8 @@
 """What was aimed at in real time, and whether the figures come to it: medians over the runs of the evaluation.
 
 All runs go from Kafka to Kafka. An aim is met or missed only if there are figures for all that it is about; otherwise it is not
-measured. Runs with another load than the aims speak of do not count, nor does a peer that was measured in another campaign.
+measured. Runs with another load than the aims speak of do not count, nor does a peer that was measured in another campaign, or
+not from Kafka to Kafka.
 """
 
 from __future__ import annotations
@@ -61,12 +62,16 @@ def aimed(evaluation: Evaluation) -> Panel | None:
     """Protocols side by side in real time, and peers beside them: the runs that the aims speak of; None if there are none."""
     for panel in evaluation.panels("E1"):
         if (panel.workload, panel.trigger, panel.swept) == (KEY_COUNT, REAL_TIME, ""):
-            runs = [run for run in panel.runs if run.number("rate_rows_per_s") == AIMED_RATE]
+            runs = [run for run in panel.runs if run.number("rate_rows_per_s") == AIMED_RATE and _through_kafka(run)]
             ours = [run for run in runs if run.way.system == "godwit" and _as_aimed(run)]
             campaigns = {run.text("run") for run in ours}
             peers = [run for run in runs if run.way.system != "godwit" and run.text("run") in campaigns]
             return panel.only([*ours, *peers]) if ours else None
     return None
+
+
+def _through_kafka(run: Run) -> bool:
+    return run.text("through") == KAFKA
 
 
 def _as_aimed(run: Run) -> bool:
@@ -75,7 +80,8 @@ def _as_aimed(run: Run) -> bool:
 
 def _exact(evaluation: Evaluation) -> Aim:
     """Of a run that ended otherwise than it should, nothing is known to be right."""
-    runs = [run for run in evaluation.runs if run.text("through") == KAFKA and run.wrong is not None]
+    ours = [run for run in evaluation.runs if run.way.system == "godwit" and _through_kafka(run)]
+    runs = [run for run in ours if run.wrong is not None]
     bad = sum(bool(run.fault) for run in runs)
     text = "exact in every run: nothing lost, duplicated, out of order or wrong"
     return Aim(text, f"{bad} of {len(runs)} runs are not exact", not bad) if runs else Aim(text, MISSING, None)
