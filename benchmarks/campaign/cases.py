@@ -41,6 +41,7 @@ COPY: Final = "copy"
 PASSING: Final = (COPY, "native")
 # In real time a move gives way to rows, so it takes seconds where it takes parts of a second between micro-batches.
 REAL_TIME_PHASES: Final = {"warm_up_s": 4.0, "steady_s": 5.0, "after_s": 8.0}
+LONG_S: Final = 24.0  # of rows after the request, where hundreds of megabytes, or many steps, move under load
 AIMED_RATE: Final = 4_000  # rows a second in real time, of which the aims speak
 KAFKA_S: Final = 10.0  # of a run from Kafka to Kafka, beside its load: until a row is due, and the last commit
 Kind = Literal["migration", "rest", "failure", "throughput", "peer", "passing", "rest-in-real-time"]
@@ -149,16 +150,17 @@ def sweeps() -> Iterator[Case]:
 
 def _sweeps_in_real_time() -> Iterator[Case]:
     for protocol in (SWEPT, "push"):
-        for size in (1_024, 64 << 10, MEGABYTE, 10 * MEGABYTE):
-            keys = min(10_000, STATE_MAX_BYTES // size)
-            yield _in_real_time(_swept(protocol, "state_bytes", size, state_bytes=size, keys=keys))
-    for moved, after_s in ((100, 6.0), (1_000, 6.0), (10_000, 16.0), (100_000, 120.0)):
+        for size, after_s in ((1_024, 8.0), (64 << 10, LONG_S), (MEGABYTE, 16.0), (10 * MEGABYTE, 8.0)):
+            settings = {"state_bytes": size, "keys": min(10_000, STATE_MAX_BYTES // size)}
+            yield _in_real_time(_swept(protocol, "state_bytes", size, **settings), after_s=after_s)
+    for moved, after_s in ((100, 6.0), (1_000, 6.0), (10_000, 16.0), (100_000, 100.0)):
         yield _in_real_time(_swept(SWEPT, "keys_moved", moved, keys=2 * moved), after_s=after_s)
     for rate in (500, 2_000, 4_000, 8_000):
         yield _in_real_time(_swept(SWEPT, "rate", rate), rate=rate)
     for rows in (10, 100, 1_000):
         keys = min(10_000, WINDOW_ROWS_MAX // rows)
-        yield _in_real_time(_swept(SWEPT, "window_rows", rows, workload=COUNT_WINDOW, window_rows=rows, keys=keys))
+        windows = _swept(SWEPT, "window_rows", rows, workload=COUNT_WINDOW, window_rows=rows, keys=keys)
+        yield _in_real_time(windows, after_s=LONG_S)
     for skew in (0.0, 1.0, 1.5):
         yield _in_real_time(_swept(SWEPT, "skew", skew, skew=skew))
     for hosts in (2, 4):  # with more, the processes of hosts have no core left on two cores
@@ -190,7 +192,9 @@ def costs() -> Iterator[Case]:
 
 def orders() -> Iterator[Case]:
     yield from _ordered()
-    yield from map(_in_real_time, _ordered())
+    for case in _ordered():
+        slow = {"after_s": LONG_S} if case.settings.get("order") == "fluid" else {}  # it moves in the most steps
+        yield _in_real_time(case, **slow)
 
 
 def _ordered() -> Iterator[Case]:
