@@ -173,6 +173,7 @@ def _notes(groups: Sequence[Group]) -> Iterator[Block]:
         yield Words(f"{LATE} did not carry the load: rows queue, and its latencies grow with the length of the run.")
     for group in groups:
         yield from _not_taken_over(group)
+        yield from _outlasted(group)
         for fault in dict.fromkeys(run.fault for run in group.runs if run.fault):
             yield Words(f"Not exact: {group.look.label}: {fault}.", wrong=True)
 
@@ -182,6 +183,15 @@ def _not_through_kafka(panel: Panel) -> Iterator[Block]:
     ours = [run for run in panel.runs if run.text("trigger") == REAL_TIME]
     if any(run.text("through") != KAFKA for run in ours):
         yield Words("These runs did not go through Kafka: the benchmark made and took the rows itself.")
+
+
+def _outlasted(group: Group) -> Iterator[Block]:
+    """Where rows end before the move does, its last part delays nobody, and the figures are too good."""
+    short = [run for run in group.runs if run.line.get("load_outlasted_it") is False]
+    if short:
+        yield Words(
+            f"{group.look.label}: in {len(short)} of {len(group.runs)} runs the load ended before the move did."
+        )
 
 
 def _not_taken_over(group: Group) -> Iterator[Block]:

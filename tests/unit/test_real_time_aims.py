@@ -154,3 +154,9 @@ def test_series_that_did_not_go_through_kafka_say_so() -> None:
     assert words not in markdown(evaluation(everything()))
     assert markdown(evaluation([run(through=None)])).count(words) == 1
     assert words not in markdown(evaluation([run(trigger="micro-batch", through=None)]))
+
+
+def test_a_move_that_outlasted_its_load_is_told() -> None:
+    lines = [run(repeat=repeat, load_outlasted_it=repeat > 0) for repeat in range(3)]
+    assert "live: in 1 of 3 runs the load ended before the move did." in markdown(evaluation(lines))
+    assert "the load ended" not in markdown(evaluation(lines[1:]))
