@@ -253,6 +253,12 @@ class RealTime(open_loop.Running):
             while not any(self._feed.read_by(end) for end in self._ends()):
                 self._look(lambda _: None)
                 self.arrivals.wait(1 << 62, open_loop.LOOK_EVERY_S)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Whatever is committed: the batch that goes on may last for minutes."""
+        try:
             self.query.stop()
         finally:
             self.arrivals.close()

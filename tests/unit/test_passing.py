@@ -69,3 +69,9 @@ def test_a_load_at_rest_lasts_longer_than_what_is_measured() -> None:
     settings = LoadedSettings(rate=100, steady_s=5.0).checked()
     assert settings.rows > 100 * settings.steady_s
     assert settings.slots == PassingSettings().slots
+
+
+def test_the_last_batch_is_waited_for_unless_it_lasts_for_minutes() -> None:
+    assert PassingSettings().ends_soon, "as long as the load"
+    assert PassingSettings(batch_s=10.0).ends_soon
+    assert not PassingSettings(batch_s=300.0).ends_soon
