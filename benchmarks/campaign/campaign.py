@@ -29,7 +29,7 @@ from godwit.errors import DefinitionError, GodwitError
 
 NAME: Final = "evaluation"
 FIRST: Final = costs.RestSettings(keys=1_000, batch_rows=2_000, batches=10)  # done for its own sake
-FIRST_IN_REAL_TIME: Final = passing.PassingSettings(steady_s=3.0)
+FIRST_IN_REAL_TIME: Final = passing.first("native")
 AnySettings: TypeAlias = (
     Settings
     | costs.RestSettings

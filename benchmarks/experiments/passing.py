@@ -36,6 +36,8 @@ from godwit.testing.open_loop import column
 from godwit.workload import Workload
 
 WARM_UP_S: Final = 6.0
+FIRST_RATE: Final = 2_000
+FIRST_S: Final = 25.0  # after so long the compilers of both JVMs had hardly anything left to do
 BOUNDARY_S: Final = 1.0  # rows so long after the end of a batch belong to the change from batch to batch
 COMMITTED_WITHIN_S: Final = 30.0  # a longer batch is not waited for at the end: rows are checked, and state is not
 KEPT_UP: Final = 0.99  # of the rate comes out, or the rate is not sustained
@@ -128,12 +130,20 @@ def series(settings: Sequence[PassingSettings], runs: int, watch: Watch) -> Iter
     run = run_id()
     spark = session(max(each.slots for each in settings), REAL_TIME)
     try:
+        for way in dict.fromkeys(each.way for each in settings):
+            watch.phase(f"{way}, not counted")
+            measure(spark, first(way), watch)
         for repeat in range(runs):
             for each in settings:
                 watch.phase(f"{each.way}, {each.rate:,} rows/s, run {repeat + 1} of {runs}")
                 yield circumstances("real-time", run) | {"repeat": repeat} | measure(spark, each, watch)
     finally:
         spark.stop()
+
+
+def first(way: str) -> PassingSettings:
+    """A run that is not counted: Spark's JVM and the broker's compile what runs often, and take cores for it meanwhile."""
+    return PassingSettings(way=way, rate=FIRST_RATE, steady_s=FIRST_S)
 
 
 def measure(spark: SparkSession, settings: PassingSettings, watch: Watch) -> dict[str, Any]:
