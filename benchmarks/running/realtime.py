@@ -1,20 +1,14 @@
 """A query with Spark's real-time trigger between two Kafka topics, under open-loop load.
 
-Decides how rows get in and out. In: a process of its own (`feeder`) puts each row into a topic when it is due. Out: another one
-(`reader`) reads the second topic and notes when each record came. So the latency of a row is what a reader of the topic sees:
-from the time at which the row was due until its result has come. A query that is started again reads the first topic from where
-its checkpoint says, so results of an uncommitted batch come again: the first time counts. This module must not know what is
-moved or when.
+Decides how the query reads the rows of the first topic and writes its results into the second (`topics` has both). A query that
+is started again reads the first topic from where its checkpoint says, so results of an uncommitted batch come again: the first
+time counts. This module must not know what is moved or when.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -28,64 +22,35 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from benchmarks.running.reader import unpacked
-from benchmarks.running.record import ROOT
 from benchmarks.running.session import broker
+from benchmarks.running.topics import Results, Topics
 from godwit.testing import open_loop
 from godwit.testing.kafka_load import SEPARATOR
 from godwit.testing.latency import Departures, Numbers
 from godwit.workload import Workload
 from godwit.workload.numbered_rows import schema_of
 
-LEAD_S: Final = 3.0  # from the start of the query until the first row is due: Spark needs about that long
 BATCH_S_MIN: Final = 5.0  # Spark refuses less
 BATCH_MORE_S: Final = 2.0
 CAUGHT_UP_S: Final = 0.1
+READ_S_MAX: Final = 30.0  # what is in the topic is read within milliseconds
 RUN: Final = "run"
 
 
 # -- in --------------------------------------------------------------------------------------------------------------
 
 
-class Feed:
-    """The rows of a workload, in a topic of their own; `fill` begins with them. The last row comes `silence_s` later."""
+class Feed(Topics):
+    """The rows of a workload, in a topic of their own, and the DataFrame that reads them."""
 
     def __init__(self, spark: SparkSession, workload: Workload, silence_s: float = 0.0) -> None:
-        assert workload.rows is not None, "a load that ends"
-        assert workload.rows_per_second, "a load that goes by the clock"
-        self._workload = workload
-        self._silence_s = silence_s
-        name = uuid.uuid4().hex[:12]
-        self.source, self.target = f"{name}-in", f"{name}-out"
-        for topic in (self.source, self.target):
-            broker().create(topic, workload.lanes)
-        self.start_s = 0.0
+        super().__init__(workload, silence_s)
+        self._rows = workload.rows
         self.frame = rows_of(spark, self.source, workload)
-
-    def fill(self) -> None:
-        """Fix when row 0 is due, and start the process that sends the rows."""
-        start_ms = int((time.time() + LEAD_S) * 1_000)
-        self.start_s = start_ms / 1_000
-        workload = self._workload
-        options = json.dumps({**workload.identity(), "rows": str(workload.rows)})
-        command = [sys.executable, "-m", "godwit.testing.kafka_load", broker().bootstrap, self.source]
-        self._feeder = subprocess.Popen([*command, str(start_ms), options, str(self._silence_s)], cwd=ROOT)
-
-    @property
-    def end_s(self) -> float:
-        """When the last row is due."""
-        assert self._workload.rows is not None, "a load that ends"
-        return self.start_s + (self._workload.rows - 1) / self._workload.rows_per_second + self._silence_s
 
     def read_by(self, offset: Mapping[str, Mapping[str, int]] | None) -> bool:
         """Whether a query that has committed this offset has read everything."""
-        return offset is not None and sum(offset.get(self.source, {}).values()) == self._workload.rows
-
-    def close(self) -> None:
-        self._feeder.kill()
-        self._feeder.wait()
-        for topic in (self.source, self.target):
-            broker().delete(topic)
+        return offset is not None and sum(offset.get(self.source, {}).values()) == self._rows
 
 
 def rows_of(spark: SparkSession, topic: str, workload: Workload) -> DataFrame:
@@ -122,33 +87,12 @@ def as_records(frame: DataFrame) -> DataFrame:
     )
 
 
-class Received:
+class Received(Results):
     """What has left the query so far, in the order in which it came."""
 
     def __init__(self, topic: str, lanes: int, schema: StructType) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._came: list[tuple[bytes, float]] = []
-        self._changed = threading.Condition()
-        command = [sys.executable, "-m", "benchmarks.running.reader", broker().bootstrap, topic, str(lanes)]
-        self._reader = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self._reader.stdout is not None, "it is a pipe"
-        for at_s, records in unpacked(self._reader.stdout):
-            with self._changed:
-                self._came += [(record, at_s) for record in records]
-                self._changed.notify_all()
-
-    @property
-    def count(self) -> int:
-        return len(self._came)
-
-    def wait(self, rows: int, timeout_s: float) -> bool:
-        """Whether so many rows have come."""
-        with self._changed:
-            return self._changed.wait_for(lambda: len(self._came) >= rows, timeout_s)
+        super().__init__(topic, lanes)
 
     def lag_s(self) -> float:
         """How late the newest row was."""
@@ -160,18 +104,12 @@ class Received:
         return at_s - int(due) / 1e6
 
     def rows(self) -> pa.Table:
-        with self._changed:
-            came = list(self._came)
+        came = self.came()
         values: Any = pa.array([value.decode() for value, _ in came], pa.string())
         parts: Any = pc.split_pattern(values, SEPARATOR)
         columns = [_parsed(pc.list_element(parts, at), field.type) for at, field in enumerate(self._schema)]
         left = pa.array([round(at_s * 1_000) for _, at_s in came], pa.int64())
         return first_sent(pa.table([*columns, left], [*self._schema.names, "left"]))
-
-    def close(self) -> None:
-        self._reader.kill()
-        self._reader.wait()
-        self._thread.join()
 
 
 def _parsed(texts: Any, kind: pa.DataType) -> Any:
@@ -260,6 +198,8 @@ class RealTime(open_loop.Running):
         """Whatever is committed: the batch that goes on may last for minutes."""
         try:
             self.query.stop()
+            # Results that came again count among those that have come, so their number alone does not say that all have.
+            self.arrivals.wait(self._feed.result_count(), READ_S_MAX)
         finally:
             self.arrivals.close()
             self._feed.close()
