@@ -11,16 +11,18 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.peers import prepare, sink_log
+from benchmarks.peers import prepare
 from benchmarks.peers.failed import PeerFailed
 from benchmarks.peers.flink_cluster import Cluster
+from benchmarks.peers.flink_ends import Ends, ends_of
 from benchmarks.peers.flink_rest import runs_with, with_parallelism
 from benchmarks.peers.peer_figures import Answers, Load, Outputs, ballasts, row_by_row
 from benchmarks.peers.peer_settings import PeerSettings
-from benchmarks.peers.run import Spans, go_through, plan, wait_for
+from benchmarks.peers.run import Spans, go_through, wait_for
 from benchmarks.running.measures import wrong_keys
 from benchmarks.running.watch import Watch
 
@@ -36,19 +38,14 @@ def measure(settings: PeerSettings, watch: Watch) -> dict[str, Any]:
     prepare.require("flink")
     with tempfile.TemporaryDirectory(prefix="godwit-flink-", ignore_cleanup_errors=True) as directory:
         watch.phase("starting Flink")
-        with Cluster(settings, Path(directory)) as cluster:
-            job = _Job(cluster, settings, Path(directory))
-            return go_through(job, settings, job.start_file, watch)
+        with Cluster(settings, Path(directory)) as cluster, closing(ends_of(settings, Path(directory))) as ends:
+            return go_through(_Job(cluster, ends, settings, Path(directory)), settings, watch)
 
 
 class _Job:
-    def __init__(self, cluster: Cluster, settings: PeerSettings, directory: Path) -> None:
-        self._cluster, self._rest, self._settings = cluster, cluster.rest, settings
-        self._logs = directory / "sink"
-        self._logs.mkdir()
+    def __init__(self, cluster: Cluster, ends: Ends, settings: PeerSettings, directory: Path) -> None:
+        self._cluster, self._rest, self._ends, self._settings = cluster, cluster.rest, ends, settings
         self._savepoints = f"file://{directory}/savepoints"
-        self.start_file = directory / "start"
-        self._options = plan(settings, self.start_file, looks=settings.keys) | {"logs": str(self._logs)}
         self._checked_s = float("-inf")
         self._jar = self._rest.upload(prepare.jar("flink"))
         self._id = ""
@@ -56,12 +53,15 @@ class _Job:
 
     # -- what a run asks of a peer -----------------------------------------------------------------------------------
 
+    def begin(self) -> int:
+        return self._ends.begin()
+
     def arrived(self) -> int:
         self._check()
-        return sink_log.records_in(self._logs)
+        return self._ends.arrived()
 
     def answers(self) -> Answers:
-        records = sink_log.read(self._logs)
+        records = self._ends.records()
         load = records[(records["number"] >= 0) & (records["number"] < self._settings.rows)]
         return row_by_row(Outputs(load["key"], load["count"], load["left_us"]))
 
@@ -69,10 +69,11 @@ class _Job:
         return self._by_savepoint() if self._settings.way == "savepoint" else self._in_place()
 
     def finish(self, limit_s: float) -> None:
-        wait_for(lambda: self._state() == "FINISHED", limit_s, "the job has finished")
+        self._ends.finish(limit_s)
+        wait_for(lambda: self._ends.all_out(self._state()), limit_s, "all outputs are out")
 
     def wrong_state(self, load: Load) -> int:
-        records = sink_log.read(self._logs)
+        records = self._ends.records()
         looks = records[records["number"] >= self._settings.rows]
         # A look that came again says the same or is wrong: each key is taken once, with all it said.
         states = set(zip(looks["key"].tolist(), looks["count"].tolist(), looks["digest"].tolist(), strict=True))
@@ -114,7 +115,7 @@ class _Job:
     # -- the job -----------------------------------------------------------------------------------------------------
 
     def _run(self, parallelism: int, savepoint: str | None = None) -> None:
-        self._id = self._rest.run(self._jar, self._options | {"parallelism": str(parallelism)}, savepoint)
+        self._id = self._rest.run(self._jar, self._ends.options | {"parallelism": str(parallelism)}, savepoint)
         self._wait(lambda: self._runs(parallelism), "the job runs")
 
     def _runs(self, parallelism: int) -> bool:

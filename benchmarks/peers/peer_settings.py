@@ -11,6 +11,9 @@ from godwit.errors import DefinitionError
 
 WAYS: Final[Mapping[str, Sequence[str]]] = {"flink": ("savepoint", "adaptive"), "spark": ("sql", "pandas")}
 BACKENDS: Final[Mapping[str, Sequence[str]]] = {"flink": ("hashmap", "rocksdb"), "spark": ("rocksdb",)}
+PROCESS: Final = "process"  # the system itself makes the rows and notes when outputs arrive at its sink
+KAFKA: Final = "kafka"  # rows come from a Kafka topic, and outputs go into another, as in our own runs in real time
+THROUGH: Final[Mapping[str, Sequence[str]]] = {"flink": (PROCESS, KAFKA), "spark": (PROCESS,)}
 PARALLELISM_MAX: Final = 64
 
 
@@ -21,6 +24,7 @@ class PeerSettings:
     system: str = "flink"
     way: str = "savepoint"
     backend: str = "rocksdb"
+    through: str = PROCESS
     keys: int = 10_000
     state_bytes: int = 1_024
     rate: int = 10_000
@@ -36,10 +40,11 @@ class PeerSettings:
     def checked(self) -> PeerSettings:
         if self.system not in WAYS:
             raise DefinitionError(f"system must be one of {', '.join(WAYS)}", system=self.system)
-        ways, backends = WAYS[self.system], BACKENDS[self.system]
+        ways, backends, through = WAYS[self.system], BACKENDS[self.system], THROUGH[self.system]
         for name, good, allowed in (
             ("way", self.way in ways, f"one of {', '.join(ways)}"),
             ("backend", self.backend in backends, f"one of {', '.join(backends)}"),
+            ("through", self.through in through, f"one of {', '.join(through)}"),
             ("keys", self.keys >= 1, "1 or more"),
             ("state_bytes", 0 <= self.state_bytes <= 64 << 20, "0 to 67108864"),
             ("rate", self.rate >= 1, "1 or more"),

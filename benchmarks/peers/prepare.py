@@ -1,7 +1,8 @@
 """What the peers need before they can be measured: Flink in a virtual environment of its own, and the Java parts compiled.
 
 Everything goes to `.peers/`, where a second call finds what is there already. Flink's two packages are installed without what
-they depend on: the job is Java, and only the jars and scripts inside them are used.
+they depend on: the job is Java, and only the jars and scripts inside them are used. Flink's Kafka connector is not in these
+packages; it comes from Maven's repository, and is put beside Flink's own jars.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from typing import Final
 
 from benchmarks.running.watch import Watch
 from godwit.errors import DefinitionError
+from godwit.testing.jars import fetched
 
 HOME: Final = Path(".peers")
 CONSTRAINTS: Final = Path("benchmarks/peers-constraints.txt")
 PACKAGES: Final = ("apache-flink", "apache-flink-libraries")
+# The newest there is: it is built for Flink 2.2, and works with 2.3. It contains Kafka's client.
+CONNECTOR: Final = "org.apache.flink:flink-sql-connector-kafka:5.0.0-2.2"
 SOURCES: Final = Path(__file__).parent / "java"
 DIGEST: Final = "SOURCES"  # in a jar: what it was made from
 FAILURE_TAIL: Final = 2_000
@@ -37,13 +41,14 @@ def prepare(watch: Watch) -> None:
     HOME.mkdir(exist_ok=True)
     (HOME / ".gitignore").write_text("*\n")
     _install(watch)
+    _add_connector(watch)
     for system in ("flink", "spark"):
         _compile(compiler, system, watch)
 
 
 def require(system: str) -> None:
     """A run needs what `prepare` makes."""
-    made = jar(system).exists() and (system != "flink" or _installed())
+    made = jar(system).exists() and (system != "flink" or (_installed() and _connector().exists()))
     if not made or _digest_in(jar(system)) != _digest_of(_sources(system)):
         raise DefinitionError(f"{system} is not set up, or not as this version needs it", todo="Run `make peers` first")
 
@@ -164,6 +169,25 @@ def _install(watch: Watch) -> None:
         f"Python {sys.version_info.major}.{sys.version_info.minor}",
     )
     _stamp().write_text(pins)
+
+
+def _connector() -> Path:
+    """Among Flink's own jars its classes are loaded once; in the jar of the job they would be at each start of the job."""
+    _, name, number = CONNECTOR.split(":")
+    return flink_home() / "lib" / f"{name}-{number}.jar"
+
+
+def _add_connector(watch: Watch) -> None:
+    connector = _connector()
+    if connector.exists():
+        return
+    watch.phase("fetching Flink's Kafka connector (11 MB, once)")
+    [fetched_jar] = fetched([CONNECTOR])
+    for older in connector.parent.glob(f"{CONNECTOR.split(':')[1]}-*.jar"):
+        older.unlink()
+    part = connector.with_suffix(".part")
+    shutil.copyfile(fetched_jar, part)
+    part.replace(connector)
 
 
 def _call(command: list[str], failure: str, todo: str) -> None:

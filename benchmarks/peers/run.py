@@ -23,6 +23,9 @@ Spans = list[tuple[str, float, float]]
 
 
 class Peer(Protocol):
+    def begin(self) -> int:
+        """Lets the load begin; returns when its first row is due (milliseconds since the epoch)."""
+
     def arrived(self) -> int:
         """How many outputs have come; raises when the job has failed."""
 
@@ -52,11 +55,11 @@ def plan(settings: PeerSettings, start_file: Path, looks: int) -> dict[str, str]
     }
 
 
-def go_through(peer: Peer, settings: PeerSettings, start_file: Path, watch: Watch) -> dict[str, Any]:
+def go_through(peer: Peer, settings: PeerSettings, watch: Watch) -> dict[str, Any]:
     """All figures of one run."""
     watch.phase("filling state")
     wait_for(lambda: peer.arrived() >= settings.keys, FILL_S_MAX, "all keys have state")
-    load = Load(settings, _start(start_file))
+    load = Load(settings, peer.begin())
     steady_s = _steady_part(peer, settings, load, watch)
     so_far, until_now = peer.answers(), Moments(steady_s, time.time())
     if not keeps_up(load, so_far.first, until_now):
@@ -83,8 +86,8 @@ def _steady_part(peer: Peer, settings: PeerSettings, load: Load, watch: Watch) -
     return steady_s
 
 
-def _start(file: Path) -> int:
-    """Let the load begin now. Whoever looks for the file must find it whole."""
+def begin_now(file: Path) -> int:
+    """The load begins now, for those who read its start from a file. Whoever looks for the file must find it whole."""
     start_ms = time.time_ns() // 1_000_000
     whole = file.with_suffix(".whole")
     whole.write_text(str(start_ms))

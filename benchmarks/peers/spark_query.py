@@ -25,7 +25,7 @@ from benchmarks.peers import prepare
 from benchmarks.peers.failed import PeerFailed
 from benchmarks.peers.peer_figures import Answers, Load, Outputs, ballasts, batch_by_batch, row_by_row
 from benchmarks.peers.peer_settings import PeerSettings
-from benchmarks.peers.run import Spans, go_through, plan, wait_for
+from benchmarks.peers.run import Spans, begin_now, go_through, plan, wait_for
 from benchmarks.running.measures import wrong_keys
 from benchmarks.running.session import ROCKSDB_SETTINGS
 from benchmarks.workloads.tally import digest
@@ -87,10 +87,10 @@ class _Query:
     def __init__(self, spark: SparkSession, settings: PeerSettings, directory: Path) -> None:
         self._spark, self._settings = spark, settings
         self._checkpoint = str(directory / "checkpoint")
-        self.start_file = directory / "start"
+        self._start_file = directory / "start"
         self._arrivals = Arrivals()
         self._calls = itertools.count()
-        rows = spark.readStream.format(SOURCE).options(**plan(settings, self.start_file, looks=0)).load()
+        rows = spark.readStream.format(SOURCE).options(**plan(settings, self._start_file, looks=0)).load()
         self._frame = (self._sql(rows) if settings.way == "sql" else self._pandas(rows)).withColumn(
             "left", left_column()
         )
@@ -115,6 +115,9 @@ class _Query:
         self._arrivals(frame, next(self._calls))
 
     # -- what a run asks of a peer -----------------------------------------------------------------------------------
+
+    def begin(self) -> int:
+        return begin_now(self._start_file)
 
     def arrived(self) -> int:
         failure = self._query.exception()
@@ -193,7 +196,7 @@ def tell(message: dict[str, Any]) -> None:
 
 def main(settings: PeerSettings, directory: Path) -> None:
     query = _Query(session(settings, directory), settings, directory)
-    tell({"figures": go_through(query, settings, query.start_file, _ProgressLines())})
+    tell({"figures": go_through(query, settings, _ProgressLines())})
 
 
 if __name__ == "__main__":

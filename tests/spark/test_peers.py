@@ -112,6 +112,10 @@ def test_java_fills_state_with_the_bytes_that_we_expect(
             id="adaptive-hashmap-in",
             marks=needs("flink"),
         ),
+        pytest.param(replace(SHORT, through="kafka"), id="savepoint-kafka", marks=needs("flink")),
+        pytest.param(
+            replace(SHORT, way="adaptive", through="kafka", skew=0.5), id="adaptive-kafka", marks=needs("flink")
+        ),
         pytest.param(replace(SHORT, system="spark", way="sql", skew=1.0), id="sql", marks=needs("spark")),
         pytest.param(replace(SLOW, parallelism=2, parallelism_after=3), id="pandas", marks=needs("spark")),
     ],

@@ -65,6 +65,8 @@ def as_rows(found: Outputs) -> list[tuple[int, int, int]]:
         ({"way": "sql"}, "way of flink must be one of savepoint, adaptive"),
         ({"system": "spark", "way": "savepoint"}, "way of spark must be one of sql, pandas"),
         ({"system": "spark", "way": "sql", "backend": "hashmap"}, "backend of spark must be one of rocksdb"),
+        ({"through": "files"}, "through of flink must be one of process, kafka"),
+        ({"system": "spark", "way": "sql", "through": "kafka"}, "through of spark must be one of process"),
         ({"keys": 0}, "keys of flink must be 1 or more"),
         ({"state_bytes": -1}, "state_bytes"),
         ({"rate": 0}, "rate"),
@@ -87,6 +89,7 @@ def test_settings_that_make_no_sense_are_refused_with_the_reason(wrong: dict[str
     [
         {},
         {"way": "adaptive", "backend": "hashmap"},
+        {"through": "kafka"},
         {"system": "spark", "way": "sql"},
         {"system": "spark", "way": "pandas", "parallelism": 2, "parallelism_after": 3},
         {"parallelism": 2, "parallelism_after": 1},
@@ -321,6 +324,16 @@ def test_a_record_is_as_long_as_the_sink_writes_it() -> None:
     assert f"HEADER_BYTES = {sink_log.HEADER.itemsize};" in java
 
 
+def test_outputs_in_a_topic_are_read_as_those_in_logs_are() -> None:
+    found = sink_log.parsed([(b"-3\t4\t0\t0", 1.5), (b"7\t4\t1\t4294967295", 2.000001)])
+    assert found.dtype == sink_log.RECORD
+    assert [each.tolist() for each in found] == [(-3, 4, 0, 0, 1_500_000), (7, 4, 1, 4294967295, 2_000_001)]
+
+
+def test_an_empty_topic_has_no_outputs() -> None:
+    assert len(sink_log.parsed([])) == 0
+
+
 # -- Flink -----------------------------------------------------------------------------------------------------------
 
 
@@ -411,6 +424,44 @@ def test_what_is_true_is_not_waited_for() -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def set_up(system: str) -> None:
+    prepare.HOME.mkdir()
+    with zipfile.ZipFile(prepare.jar(system), "w") as packed:
+        packed.writestr(prepare.DIGEST, prepare._digest_of(prepare._sources(system)))
+
+
+def install_flink(*jars: str) -> Path:
+    """The folder of Flink's jars, with these in it."""
+    folder = prepare.HOME / "flink/lib/python3.11/site-packages/pyflink/lib"
+    folder.mkdir(parents=True)
+    for jar in jars:
+        (folder / jar).touch()
+    prepare._stamp().touch()
+    return folder
+
+
+def test_without_the_kafka_connector_flink_is_not_set_up(elsewhere: Path) -> None:
+    set_up("flink")
+    folder = install_flink()
+    with pytest.raises(DefinitionError, match="make peers"):
+        prepare.require("flink")
+    (folder / prepare._connector().name).touch()
+    prepare.require("flink")
+
+
+def test_a_connector_takes_the_place_of_an_older_one(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = install_flink("flink-dist-2.3.0.jar", "flink-sql-connector-kafka-3.0.0-1.17.jar")
+    newest = elsewhere / "fetched.jar"
+    newest.write_bytes(b"newest")
+    monkeypatch.setattr(prepare, "fetched", lambda _: [newest])
+    watch = Kept()
+    prepare._add_connector(watch)
+    prepare._add_connector(watch)
+    assert len(watch.said) == 1, "it is fetched once"
+    assert {path.name for path in folder.iterdir()} == {"flink-dist-2.3.0.jar", prepare._connector().name}
+    assert prepare._connector().read_bytes() == b"newest"
 
 
 @pytest.mark.parametrize("system", ["flink", "spark"])

@@ -11,6 +11,8 @@ import org.apache.flink.api.common.state.ValueState;
 import org.apache.flink.api.common.state.ValueStateDescriptor;
 import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.api.connector.sink2.Sink;
+import org.apache.flink.api.connector.source.Source;
 import org.apache.flink.api.java.tuple.Tuple2;
 import org.apache.flink.api.java.tuple.Tuple4;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
@@ -25,7 +27,10 @@ public final class Counting {
 
   private Counting() {}
 
-  /** Arguments: --name value, for each option of the plan, the parallelism and the directory of the sink's logs. */
+  /**
+   * Arguments: --name value, for each option of the plan and the parallelism; then the directory of the sink's logs or, where
+   * rows go from topic to topic, those of {@link KafkaEnds}.
+   */
   public static void main(String[] given) throws Exception {
     Map<String, String> options = new HashMap<>();
     for (int at = 0; at < given.length; at += 2) {
@@ -33,9 +38,13 @@ public final class Counting {
     }
     Plan plan = new Plan(options);
     StreamExecutionEnvironment flink = StreamExecutionEnvironment.getExecutionEnvironment();
+    boolean kafka = options.containsKey("bootstrap");
+    Source<Tuple2<Long, Long>, ?, ?> source = kafka ? KafkaEnds.source(options) : new PlanSource(plan);
+    Sink<Tuple4<Long, Long, Long, Long>> sink =
+        kafka ? KafkaEnds.sink(options) : new LogSink(options.get("logs"), plan.end() - plan.first());
     flink
-        .fromSource(new PlanSource(plan), WatermarkStrategy.noWatermarks(), "plan", ROW)
-        .uid("plan")
+        .fromSource(source, WatermarkStrategy.noWatermarks(), "rows", ROW)
+        .uid("rows")
         .setParallelism(1)
         .keyBy(row -> row.f1, Types.LONG)
         .process(new Count(plan))
@@ -44,9 +53,9 @@ public final class Counting {
         .name("count")
         .setParallelism(Integer.parseInt(options.get("parallelism")))
         .rebalance() // else the sink is chained to a count of parallelism 1 and scaled with it
-        .sinkTo(new LogSink(options.get("logs"), plan.end() - plan.first()))
-        .uid("log")
-        .name("log")
+        .sinkTo(sink)
+        .uid("outputs")
+        .name("outputs")
         .setParallelism(1);
     flink.execute("counting");
   }
