@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from benchmarks.inside.names import ORDERS, PROTOCOLS
-from benchmarks.running.settings import ALL_PROTOCOLS, COUNT_WINDOW, REAL_TIME_RATE, RESTART, RESTART_MORE_S, START_S
+from benchmarks.inside.names import ORDERS
+from benchmarks.peers.peer_settings import KAFKA
+from benchmarks.running.settings import ALL_PROTOCOLS, COUNT_WINDOW, RESTART, RESTART_MORE_S, START_S
 from benchmarks.running.triggers import MICRO_BATCH, REAL_TIME, Trigger
 from godwit.errors import DefinitionError
 from godwit.workload import KEY_COUNT, SPEEDS, WORDS
@@ -36,7 +37,6 @@ LINK_BYTES_PER_S: Final = 2 * MEGABYTE  # between two sites: what moves takes se
 EVEN_ORDERS: Final = ("sudden", "batched", "by-backlog")  # no key is hot, so the others are as good as these
 ALONE: Final = "one lane and one host"
 AT_REST: Final = "nothing moves"
-KAFKA: Final = "kafka"
 COPY: Final = "copy"
 PASSING: Final = (COPY, "native")
 # In real time a move gives way to rows, so it takes seconds where it takes parts of a second between micro-batches.
@@ -86,8 +86,9 @@ class Case:
 
     @property
     def trigger(self) -> Trigger:
+        """Spark's; of another system, that of our runs that get their rows in the same way and stand beside it."""
         in_real_time = self.kind in IN_REAL_TIME or self.settings.get("trigger") == REAL_TIME
-        return REAL_TIME if in_real_time else MICRO_BATCH
+        return REAL_TIME if in_real_time or self.settings.get("through") == KAFKA else MICRO_BATCH
 
     def labels(self) -> dict[str, Any]:
         return {
@@ -96,8 +97,7 @@ class Case:
             "workload": ", ".join(filter(None, [self.settings.get("workload", KEY_COUNT), self.under])),
             "system": self.system,
             "way": self.way,
-            # Theirs stand beside both of ours.
-            "trigger": self.trigger if self.system == GODWIT or self.kind in IN_REAL_TIME else None,
+            "trigger": self.trigger,
             "through": KAFKA if self.trigger == REAL_TIME else self.settings.get("through"),
             "swept": self.swept,
             "at": self.at,
@@ -119,10 +119,11 @@ def side_by_side() -> Iterator[Case]:
     ):
         name = f"{KEY_COUNT}/{system}-{way}" + (f"-at-{rate}" if rate != RATE else "")
         yield Case("E1", name, system, way, {"system": system, "way": way, "rate": rate})
-    for (
-        protocol
-    ) in PROTOCOLS:  # the source is of a kind that cannot be read again in the same batches, so there is no restart
-        yield _ours("E1", f"real-time/{protocol}", protocol, trigger=REAL_TIME, rate=REAL_TIME_RATE)
+    for protocol in ALL_PROTOCOLS:
+        yield _in_real_time(_ours("E1", protocol, protocol))
+    for way in ("savepoint", "adaptive"):
+        settings = {"system": "flink", "way": way, "rate": AIMED_RATE, "through": KAFKA, **REAL_TIME_PHASES}
+        yield Case("E1", f"real-time/flink-{way}", "flink", way, settings)
 
 
 # -- E2: sweeps ------------------------------------------------------------------------------------------------------

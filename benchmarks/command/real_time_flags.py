@@ -17,9 +17,9 @@ a row was due until a reader of the second topic had its result. The broker, the
   native      Godwit, a native processor that counts the rows of each key
   unchanged   Godwit, a StatefulProcessor of PySpark that does the same
 
-All ways get the same rows, one way after another, and are repeated; a first run of each way is not counted, because JVMs compile
-what runs often and take cores for it. Each run prints one JSON object: p50, p99, p99.9 and the
-maximum after a warm-up, rows that came out in a second, and the cores that Spark and the hosts used.
+All ways get the same rows, one way after another, and are repeated. A first run of each way is not counted: JVMs compile what
+runs often, and take cores for it. Each run prints one JSON object: p50, p99, p99.9 and the maximum after a warm-up, rows
+that came out in a second, and the cores that Spark and the hosts used.
 """
 EXAMPLES = """
 examples:

@@ -1,8 +1,8 @@
 """What was measured, out of lines of JSON: which of them count, and medians with spread over repeated runs.
 
-Of each series (experiment, workload, trigger, what is swept) the newest run counts and older ones are left out, so that no
-figure mixes two commits. A line written twice in a run, as after a resume, counts once, the later one. Pure; it must not know
-how anything is shown.
+Of each series (experiment, workload, trigger, what is swept; ours and others apart) the newest run counts and older ones are
+left out, so that no figure mixes two commits. A line written twice in a run, as after a resume, counts once, the later one.
+Pure; it must not know how anything is shown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from benchmarks.campaign.aims import EXACTNESS
 from benchmarks.running.measures import spread
+from benchmarks.running.triggers import MICRO_BATCH
 
 BENCHMARK: Final = "evaluation"
 NOT_BACK: Final = math.inf  # time to stabilise of a run whose latency was not back at its end
@@ -101,6 +102,18 @@ class Run:
     @property
     def way(self) -> Way:
         return Way(self.text("system") or "godwit", self.text("way"))
+
+    @property
+    def trigger(self) -> str:
+        """Spark's; of another system, that of our runs beside which it stands.
+
+        Older results of other systems name none: they made their rows themselves, as our runs with micro-batches do.
+        """
+        return self.text("trigger") or ("" if self.ours else MICRO_BATCH)
+
+    @property
+    def ours(self) -> bool:
+        return self.way.system == "godwit"
 
     @property
     def at(self) -> float | None:
@@ -195,17 +208,11 @@ class Evaluation:
     left_out: Sequence[Run]
 
     def panels(self, experiment: str) -> list[Panel]:
-        """Those with nothing swept first. Runs that have no trigger, as peers', stand beside those of every trigger."""
+        """Those with nothing swept first."""
         groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
         for run in self.runs:
             if run.text("experiment") == experiment:
-                groups[run.text("swept"), run.text("workload"), run.text("trigger")].append(run)
-        for key in [key for key in groups if not key[2]]:
-            beside = [other for other in groups if other[:2] == key[:2] and other[2]]
-            for other in beside:
-                groups[other] += groups[key]
-            if beside:
-                del groups[key]
+                groups[run.text("swept"), run.text("workload"), run.trigger].append(run)
         return [
             Panel(experiment, workload, trigger, swept, groups[swept, workload, trigger])
             for swept, workload, trigger in sorted(groups)
@@ -241,7 +248,9 @@ def _parsed(lines: Iterable[str]) -> Iterator[Run]:
 
 
 def _series(run: Run) -> tuple[str, ...]:
-    return tuple(run.text(name) for name in ("experiment", "workload", "trigger", "swept"))
+    """Ours and others apart: either can be measured again without the other."""
+    place = (run.text("experiment"), run.text("workload"), run.trigger, run.text("swept"))
+    return (*place, "" if run.ours else "others")
 
 
 def _identity(run: Run) -> tuple[str, ...]:

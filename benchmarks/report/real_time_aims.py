@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Final
 
 from benchmarks.campaign.aims import BY_JITTER, Aim
-from benchmarks.campaign.cases import AIMED_RATE, KAFKA
+from benchmarks.campaign.cases import AIMED_RATE
+from benchmarks.peers.peer_settings import KAFKA
 from benchmarks.plots.blocks import Cell, Section, Table, Words
 from benchmarks.plots.captions import JITTER
 from benchmarks.plots.evaluation import Evaluation, Panel, Run, Spread, Way, over

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
-from benchmarks.campaign.cases import KAFKA
+from benchmarks.peers.peer_settings import KAFKA
 from benchmarks.plots import drawings, published
 from benchmarks.plots.blocks import Block, Cell, Part, Section, Table, Words
 from benchmarks.plots.captions import EXPERIMENTS, JITTER, Experiment

@@ -52,7 +52,7 @@ def _exact(runs: Sequence[Run]) -> Iterator[Words]:
 
 def _where(run: Run) -> str:
     at = f"{run.text('swept')} {number(run.at)}" if run.at is not None else ""
-    names = [run.text("experiment"), run.text("workload"), run.way.label, run.text("trigger"), run.text("order"), at]
+    names = [run.text("experiment"), run.text("workload"), run.way.label, run.trigger, run.text("order"), at]
     return ", ".join([*filter(None, names), f"run {int(run.number('repeat') or 0) + 1}"])
 
 

@@ -230,18 +230,33 @@ def test_a_line_written_again_after_a_resume_counts_once() -> None:
     assert [run.figure("peak_jitter_p99_ms") for run in found.runs] == [20.0]
 
 
-def test_peers_without_a_trigger_stand_beside_the_protocols_of_every_trigger() -> None:
-    made = [
-        line(random.Random(1), "E1", "godwit", "live", 0, trigger=trigger) for trigger in ("micro-batch", "real-time")
-    ]
-    made.append(line(random.Random(1), "E1", "flink", "adaptive", 0, trigger=None))
+@pytest.mark.parametrize(
+    ("trigger", "beside"),
+    [("micro-batch", "micro-batch"), ("real-time", "real-time"), (None, "micro-batch")],
+    ids=["rows made by itself", "rows from Kafka", "an older result"],
+)
+def test_another_system_stands_beside_our_runs_that_get_their_rows_as_it_does(trigger: str | None, beside: str) -> None:
+    made = [line(random.Random(1), "E1", "godwit", "live", 0, trigger=ours) for ours in ("micro-batch", "real-time")]
+    made.append(line(random.Random(1), "E1", "flink", "adaptive", 0, trigger=trigger))
     parts = sections(markdown(evaluation(made)))
-    for trigger in ("micro-batch", "real-time"):
-        assert [row[0] for row in tables(parts[f"E1, key-count, {trigger} trigger"])[0][1:]] == [
-            "live",
-            "Flink adaptive",
-        ]
+    shown = {
+        ours: [row[0] for row in tables(parts[f"E1, key-count, {ours} trigger"])[0][1:]]
+        for ours in ("micro-batch", "real-time")
+    }
+    assert shown == {ours: ["live", *(["Flink adaptive"] if ours == beside else [])] for ours in shown}
     assert "E1, key-count" not in parts
+
+
+def test_others_stay_when_only_ours_are_measured_again() -> None:
+    other = line(random.Random(1), "E1", "flink", "adaptive", 0, run="20260101T000000Z")
+    older = line(random.Random(1), "E1", "godwit", "live", 0, run="20260101T000000Z")
+    newer = line(random.Random(1), "E1", "godwit", "live", 0, run="20260102T000000Z")
+    found = evaluation([other, older, newer])
+    assert [(run.way.system, run.text("run")) for run in found.runs] == [
+        ("godwit", "20260102T000000Z"),
+        ("flink", "20260101T000000Z"),
+    ]
+    assert [run.text("run") for run in found.left_out] == ["20260101T000000Z"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"benchmark": "migration"}', "null"])

@@ -56,7 +56,7 @@ def test_runs_in_real_time_are_chosen_by_their_name_and_take_an_hour_at_most() -
 def test_a_line_of_a_run_in_real_time_cannot_be_taken_for_one_between_micro_batches() -> None:
     for case in cases([]):
         labels = case.labels()
-        in_real_time = case.name.startswith("real-time/") and case.kind != "peer"
+        in_real_time = case.name.startswith("real-time/")
         assert (labels["trigger"] == REAL_TIME) == in_real_time
         assert (labels["through"] == KAFKA) == (case.trigger == REAL_TIME)
 
@@ -123,6 +123,29 @@ def test_protocols_are_compared_on_both_workloads() -> None:
 def test_a_system_that_carries_less_has_a_run_named_after_its_rate() -> None:
     [pandas] = cases(["E1"], only="pandas")
     assert pandas.name.endswith(f"-at-{pandas.settings['rate']}")
+
+
+@pytest.mark.parametrize(
+    ("name", "trigger"),
+    [
+        ("real-time/live", "real-time"),
+        ("real-time/flink-adaptive", "real-time"),
+        ("real-time/flink-savepoint", "real-time"),
+        ("key-count/live", "micro-batch"),
+        ("key-count/flink-adaptive", "micro-batch"),
+        ("key-count/spark-sql", "micro-batch"),
+    ],
+)
+def test_other_systems_stand_beside_the_runs_of_ours_that_get_their_rows_as_they_do(name: str, trigger: str) -> None:
+    [case] = [case for case in cases(["E1"]) if case.name == name]
+    assert case.labels()["trigger"] == trigger
+
+
+def test_all_that_go_from_kafka_to_kafka_have_the_same_load() -> None:
+    settings = [campaign.settings_of(case) for case in cases(["E1"], only="real-time/")]
+    shared = ("rate", "keys", "state_bytes", "skew", "warm_up_s", "steady_s", "after_s")
+    assert len(settings) == len(ALL_PROTOCOLS) + 2
+    assert len({tuple(getattr(one, name) for name in shared) for one in settings}) == 1
 
 
 def test_one_host_can_only_scale_out() -> None:

@@ -57,10 +57,10 @@ def test_a_session_has_slots_for_hosts_and_lanes() -> None:
 
 def test_only_peers_bring_their_own_session() -> None:
     assert campaign.trigger_of(named("E1", "key-count/flink-adaptive")) is None
+    assert campaign.trigger_of(named("E1", "real-time/flink-adaptive")) is None
     assert campaign.trigger_of(named("E1", "real-time/live")) == "real-time"
-    # Spark's own operators are measured in our session, and shown beside our own whatever the trigger.
+    # Spark's own operators are measured in our session.
     assert campaign.trigger_of(named("E6", "batch_rows=5000/sql")) == "micro-batch"
-    assert named("E6", "batch_rows=5000/sql").labels()["trigger"] is None
 
 
 def test_runs_that_do_not_compare_are_told_apart() -> None:

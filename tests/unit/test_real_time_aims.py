@@ -29,7 +29,7 @@ def run(way: str = "live", experiment: str = "E1", system: str = "godwit", **tol
 
 
 def side_by_side() -> list[dict[str, Any]]:
-    peer = run("adaptive", system="flink", trigger=None)
+    peer = run("adaptive", system="flink")
     return [*(run(way) for way in JITTERS), peer]
 
 
