@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from godwit.spark.realtime.rows_as_they_come import as_they_come
+from godwit.spark.realtime.rows_as_they_come import SOURCE, as_they_come
 
 VALUES = {
     "timestamps": "values (timestamp'0001-01-01 00:00:00.000001'), (timestamp'1582-10-04 23:59:59'), "
@@ -33,3 +38,27 @@ def test_no_value_is_changed(spark: SparkSession, values: str, zone: str) -> Non
         assert as_they_come(frame).toArrow().cast(expected.schema).equals(expected)
     finally:
         spark.conf.unset("spark.sql.session.timeZone")
+
+
+def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Gives nothing before the input has ended."""
+    rows = sum(map(len, batches))
+    yield pa.RecordBatch.from_pydict({"id": pa.array([rows], pa.int64())})
+
+
+@pytest.mark.spark
+def test_rows_go_on_where_nothing_comes_back(spark: SparkSession) -> None:
+    rows = spark.range(0, 100_000, 1, 2)
+    came = as_they_come(rows).mapInArrow(counted, "id long").collect()
+    assert sum(row.id for row in came) == 100_000
+
+
+@pytest.mark.spark
+def test_spark_counts_the_answers_for_which_packets_wait(spark: SparkSession) -> None:
+    """If Spark called this counter otherwise, packets would not follow the answers, and nothing else would show it."""
+    frame: Any = as_they_come(spark.range(10)).mapInArrow(lambda batches: batches, "id long")
+    plan = frame._jdf.queryExecution().executedPlan()
+    while not plan.metrics().contains("pythonDataReceived"):
+        plan = plan.children().apply(0)
+    name = plan.metrics().apply("pythonDataReceived").name().get()
+    assert f'"{name}"' in resources.files("godwit.spark.realtime").joinpath(SOURCE).read_text()
