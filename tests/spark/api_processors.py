@@ -176,6 +176,13 @@ class Given(Logic):
         yield {"id": key[0], **self.record}
 
 
+class Nameless(Given):
+    """Puts out a plain tuple, or a Row without names, for each key."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        yield Row(key[0], 1) if self.record["row"] else (key[0], 1)
+
+
 class Interval(Given):
     """Has an interval in its state."""
 

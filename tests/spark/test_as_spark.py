@@ -272,6 +272,19 @@ def test_rows_that_do_not_fit_the_output_schema(
 
 
 @pytest.mark.feature(
+    "outputs", "a plain tuple, or a Row without names", spark="fails", godwit="taken, by the places of its values"
+)
+@pytest.mark.parametrize("is_row", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_output_rows_without_names(engines: SideBySide, is_row: bool) -> None:
+    nameless = case(processors.Nameless, "row", settings={"row": is_row})
+    feed = engines.feed(NUMBERED, [[("a", 1)]])
+    with engines.spark_settings(), pytest.raises(PySparkException, match="asDict"):
+        engines.run(nameless.on_spark(feed.stream(engines.spark)))
+    given = engines.run(nameless.on_flock(engines.flock, feed.stream(engines.spark), engines.name()))
+    assert given.rows == [(0, ("a", 1))]
+
+
+@pytest.mark.feature(
     "state", "intervals (`interval day to second`)", spark="refused, when the query starts", godwit="taken"
 )
 def test_intervals_in_state(engines: SideBySide) -> None:
