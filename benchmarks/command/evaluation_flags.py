@@ -46,8 +46,8 @@ PAGE = Path("docs/evaluation.html")
 
 
 PEERS = """
-Installs Apache Flink into a virtual environment of its own and compiles the Java parts that drive the peers, all in .peers.
-A second call does only what is missing. Needs a JDK (javac).
+Installs Apache Flink with its Kafka connector into a virtual environment of its own, and compiles the Java parts that drive
+the peers, all in .peers. A second call does only what is missing. Needs a JDK (javac).
 """
 
 

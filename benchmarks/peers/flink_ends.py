@@ -87,11 +87,11 @@ class ThroughKafka:
     def __init__(self, settings: PeerSettings, directory: Path) -> None:
         self._settings = settings
         self._topics = Topics(replace(workload_of(settings), payload_bytes=0, lanes=LANES))
+        self._send(filling(settings))
         self._results = Results(self._topics.target, LANES)
         topics = {"source": self._topics.source, "target": self._topics.target, "bootstrap": broker().bootstrap}
         self.options = plan(settings, directory / "start", looks=settings.keys) | topics
         self._judged = self._looks = 0
-        self._send(filling(settings))
 
     def begin(self) -> int:
         self._topics.fill()
