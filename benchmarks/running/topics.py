@@ -123,3 +123,5 @@ class Results:
         self._reader.kill()
         self._reader.wait()
         self._thread.join()
+        assert self._reader.stdout is not None, "it is a pipe"
+        self._reader.stdout.close()

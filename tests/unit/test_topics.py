@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -89,3 +91,21 @@ def test_a_feeder_that_failed_is_an_error(broker: FakeBroker, feeder: FakeFeeder
     feeder.ended = 1
     with pytest.raises(HostUnavailable, match="ended with 1"):
         made.filled()
+
+
+def test_what_was_read_stays_when_the_reader_is_stopped(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that reads is one that notes two records and waits to be killed."""
+    program = (
+        "import signal, sys; from benchmarks.running.reader import packed; "
+        "sys.stdout.buffer.write(packed(1.5, [b'a', b'b'])); sys.stdout.flush(); signal.pause()"
+    )
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        topics.subprocess, "Popen", lambda _, **options: start([sys.executable, "-c", program], **options)
+    )
+    results = topics.Results("some-topic", lanes=1)
+    assert results.wait(2, 30.0)
+    results.close()
+    assert results.came() == [(b"a", 1.5), (b"b", 1.5)]
+    assert results.came(first=1) == [(b"b", 1.5)]
+    assert results.count == 2
