@@ -20,6 +20,7 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.peers import prepare
+from benchmarks.peers.failed import PeerFailed
 from benchmarks.peers.peer_figures import ballasts, workload_of
 from benchmarks.peers.peer_settings import PeerSettings
 from godwit.errors import DefinitionError
@@ -157,7 +158,7 @@ def test_a_job_that_fails_is_told_with_flinks_own_words_and_leaves_no_process(
     with zipfile.ZipFile(prepare.jar("flink")) as full, zipfile.ZipFile(empty, "w") as packed:
         packed.writestr(prepare.DIGEST, full.read(prepare.DIGEST))
     monkeypatch.setattr(prepare, "jar", lambda _: empty)
-    with pytest.raises(RuntimeError, match="Counting"):
+    with pytest.raises(PeerFailed, match="Counting"):
         peers.measure(SHORT, Watch())
     assert not [child for child in psutil.Process().children(recursive=True) if "org.apache.flink" in _words(child)]
 
