@@ -34,14 +34,18 @@ class WatermarkPath:
     node: Any = None
 
     def at(self, watermark_ms: int) -> int:
-        """The watermark behind this node. Before the first rows it is 0 everywhere."""
-        if watermark_ms == 0 or not self.inputs:
+        """The watermark behind this node; 0 if there is none. Before the first rows it is 0 everywhere."""
+        return watermark_ms and (self._handed_on(watermark_ms) or 0)
+
+    def _handed_on(self, watermark_ms: int) -> int | None:
+        """An operator by processing time hands no watermark on. Such an input does not count beside others."""
+        if not self.inputs:
             return watermark_ms
-        least = min(path.at(watermark_ms) for path in self.inputs)
-        if self.node is None:
+        least = min((ms for path in self.inputs if (ms := path._handed_on(watermark_ms)) is not None), default=None)
+        if self.node is None or least is None:
             return least
         handed_on = self.node.produceOutputWatermark(least)
-        return int(handed_on.get()) if handed_on.isDefined() else 0
+        return int(handed_on.get()) if handed_on.isDefined() else None
 
 
 @dataclass(frozen=True, slots=True)
