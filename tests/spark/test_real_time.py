@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from godwit.spark.supported_pyspark import has_real_time
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.skipif(not has_real_time(), reason="this PySpark has no real time with Python in the path")
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "scenario",

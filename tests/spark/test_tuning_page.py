@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from godwit.spark.supported_pyspark import has_real_time
 from godwit.testing.kafka import connector_jars
 from tests.test_docs import snippets
 
@@ -44,6 +45,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.skipif(not has_real_time(), reason="this PySpark has no real time with Python in the path")
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_the_page_about_settings_runs(tmp_path: Path) -> None:

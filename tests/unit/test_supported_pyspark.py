@@ -10,7 +10,7 @@ import pytest
 
 import godwit
 from godwit.errors import DefinitionError
-from godwit.spark.supported_pyspark import SUPPORTED, check_pyspark
+from godwit.spark.supported_pyspark import SUPPORTED, check_pyspark, check_real_time
 
 REFUSED = (
     r"PySpark {} is installed, and this version of Godwit works with PySpark 4\.2 and 4\.3.*pip install 'pyspark==4\.3"
@@ -52,3 +52,10 @@ def test_a_session_of_spark_connect_is_refused_with_the_reason(tmp_path: Path) -
     with pytest.raises(DefinitionError, match="not through Spark Connect: hosts are tasks of the application itself"):
         godwit.Flock(session, checkpoint=tmp_path / "flock")  # type: ignore[arg-type]
     assert not (tmp_path / "flock").exists()
+
+
+def test_real_time_needs_a_spark_that_reads_outputs_while_it_writes() -> None:
+    check_real_time("4.3.0")
+    check_real_time("4.10.1")
+    with pytest.raises(DefinitionError, match=r"PySpark 4\.2\.1 is installed.*real time.*PySpark 4\.3"):
+        check_real_time("4.2.1")

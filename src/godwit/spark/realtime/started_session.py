@@ -14,6 +14,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from godwit.errors import DefinitionError
+from godwit.spark.supported_pyspark import check_real_time
 
 BUFFER: Final = "spark.buffer.size"
 BUFFER_BYTES_MAX: Final = 256  # a message of one row is longer, so it does not wait in the buffer
@@ -28,6 +29,7 @@ _log: Final = logging.getLogger("godwit.tune")
 
 def check_started_session(spark: SparkSession) -> None:
     """Refuse an operator for the real-time trigger in a session in which its rows would wait for ever."""
+    check_real_time()
     found = missing(dict(spark.sparkContext.getConf().getAll()))
     if found:
         raise DefinitionError(

@@ -14,6 +14,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from godwit.spark.realtime.started_session import check_not_started
+from godwit.spark.supported_pyspark import check_real_time
 
 REAL_TIME: Final = "spark.godwit.realTime"  # operators are for the real-time trigger
 _log = logging.getLogger("godwit.tune")
@@ -88,6 +89,8 @@ def tune(builder: SparkSession.Builder, *, real_time: bool = False) -> SparkSess
     Where a session runs already that was started without these settings, this raises a `DefinitionError` for real time, in
     which rows would wait for ever, and writes a warning into the log otherwise.
     """
+    if real_time:
+        check_real_time()
     check_not_started([each.name for each in tuning(real_time=real_time)], real_time)
     os.environ.setdefault(
         "PYSPARK_PYTHON", sys.executable
