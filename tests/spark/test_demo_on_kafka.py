@@ -12,10 +12,12 @@ import pytest
 
 from godwit.demo.latency_line import BARS, LEGEND
 from godwit.demo.steps import STEPS
+from godwit.spark.supported_pyspark import has_real_time
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.skipif(not has_real_time(), reason="this PySpark has no real time with Python in the path")
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(600)

@@ -33,7 +33,7 @@ class Watermark:
     late: int = 0
     lanes: dict[str, int] = field(default_factory=dict)
     reported: dict[str, int] = field(default_factory=dict)
-    told: bool = True  # False: the batch has begun with another host, and what Spark says of it is not known here yet
+    known: bool = True  # False: the batch has begun with another host, and what Spark says of it is not known here yet
 
     def report(self, lane: str, event_max_ms: int | None) -> None:
         """A lane has finished the current batch. `event_max_ms`: None if the lane had no event times."""
@@ -43,19 +43,19 @@ class Watermark:
     def next_batch(self, given: BatchWatermark | None = None) -> None:
         """The batch in progress is committed: the reports of its lanes count from now on. `given`: what Spark says instead."""
         if given is not None:
-            self.tell(given)
+            self.take(given)
             return
-        self.told = self.policy != "query"
+        self.known = self.policy != "query"
         for lane, event_max_ms in self.reported.items():
             self.lanes[lane] = max(event_max_ms, self.lanes.get(lane, event_max_ms))
         self.reported = {}
         self.late = self.eviction
         self.eviction = max(self.eviction, self._lead() - self.delay_ms)
 
-    def tell(self, given: BatchWatermark) -> None:
-        """What Spark says of the batch in progress."""
+    def take(self, given: BatchWatermark) -> None:
+        """Take what Spark says of the batch in progress."""
         self.late, self.eviction = max(self.late, given.late), max(self.eviction, given.eviction)
-        self.told = True
+        self.known = True
 
     def merge(self, other: Mapping[str, Any], same_batch: bool = True) -> None:
         """Add the watermark of another instance, which may have reports of lanes that never sent rows to this instance.
@@ -67,7 +67,7 @@ class Watermark:
         if same_batch:
             _merge(self.reported, other["reported"])
             self.eviction, self.late = max(self.eviction, other["eviction"]), max(self.late, other["late"])
-            self.told = self.told or other.get("told", True)
+            self.known = self.known or other.get("known", True)
         else:
             _merge(self.lanes, other["reported"])
             self.late = max(self.late, other["eviction"])
@@ -91,12 +91,12 @@ class Watermark:
 
     def to_dict(self) -> dict[str, Any]:
         data = {"eviction": self.eviction, "late": self.late, "lanes": self.lanes, "reported": self.reported}
-        return data if self.told else data | {"told": False}
+        return data if self.known else data | {"known": False}
 
     def restore(self, data: Mapping[str, Any]) -> None:
         self.eviction, self.late = data["eviction"], data["late"]
         self.lanes, self.reported = dict(data["lanes"]), dict(data["reported"])
-        self.told = data.get("told", True)
+        self.known = data.get("known", True)
 
 
 def _merge(lanes: dict[str, int], others: Mapping[str, int]) -> None:

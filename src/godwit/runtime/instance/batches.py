@@ -72,11 +72,11 @@ class Batches:
         batch.times = batch.times_at(max(now_ms, batch.times.processing_ms), self._memory.spec)
         batch.merge, batch.spoiled = self._memory.spec.merge, ""
 
-    def tell(self, given: BatchWatermark) -> None:
-        """Spark's watermark of the batch, which this instance has begun because another host was in it."""
+    def take_watermark(self, given: BatchWatermark) -> None:
+        """Take Spark's watermark of the batch, which this instance has begun because another host was in it."""
         batch = self._memory.batch
         batch.watermark = batch.watermark.copy()
-        batch.watermark.tell(given)
+        batch.watermark.take(given)
         batch.times = batch.times_at(batch.times.processing_ms, self._memory.spec)
 
     def set_time(self, batch_ms: int) -> bool:

@@ -92,7 +92,7 @@ class LaneRequests:
         It is the first one also where this host has begun the batch already, with another host from which keys come.
         """
         memory = self._memory
-        first = request.batch > memory.progress.batch or not memory.batch.watermark.told
+        first = request.batch > memory.progress.batch or not memory.batch.watermark.known
         if not first or ask_watermark is None or memory.spec.watermark_policy != "query":
             return None
         return ask_watermark(request)
@@ -113,7 +113,7 @@ class LaneRequests:
             self._checks.check_complete(request)
             self._batches.begin(request, opening.now_ms, opening.given)
         elif opening.given is not None:
-            self._batches.tell(opening.given)
+            self._batches.take_watermark(opening.given)
         timed = opening.batch_ms is not None and self._batches.set_time(opening.batch_ms)
         fires = opening.carries and batch.has_unfired_timers
         install_timers = self._timers.prepare(work, opening.lane) if fires else None
